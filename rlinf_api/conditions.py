@@ -78,6 +78,8 @@ class Reason(StrEnum):
     PLAN_NOT_ALLOWED = "PlanNotAllowed"
     PIN_NOT_FOUND = "PinNotFound"
     PIN_REFUSED = "PinRefused"
+    PROFILING = "Profiling"
+    PROFILED = "Profiled"
     PROFILING_OFF = "ProfilingOff"
     # Degraded
     HEALTHY = "Healthy"

@@ -112,6 +112,12 @@ class DriverReport:
     checkpoint_uri: str = ""
     checkpoint_step: int = 0
     step_seconds: float = 0.0
+    plan_steps: int = 0
+    """Steps measured under the plan in force: without the first, and without those in which somebody was lost."""
+    plan_step_s: float = 0.0
+    """Their mean."""
+    plan_step_spread_s: float = 0.0
+    """Standard deviation of one."""
     goal: Goal | None = None
     """What it goes by; None: its image is from before a driver could be told another."""
     sequence: int = 0

@@ -38,7 +38,6 @@ _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Cl
 
 _OWN_FLOW: Final = "remove it: no flow is told of it. An own flow finds paths in spec.flow.config"
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
-    ("spec.placement.apply", lambda s: s.placement.apply if s.placement.apply != "Auto" else None, "write Auto"),
     (
         "spec.objective",
         lambda s: s.objective.value if s.objective is not api.Objective.STEP_TIME else None,

@@ -416,6 +416,14 @@ class ProfileBook:
             self._usual_s = 0.0 if is_single else mean_s
             self._tell()
 
+    @property
+    def measured(self) -> api.Number:
+        """The steps of the plan in force, but the first where there are others."""
+        of_plan = self._of_plan
+        if of_plan is None or of_plan.revision != self._job.revision:
+            return api.Number(value=0.0, count=0)
+        return of_plan.steps.number()
+
     def started(self, role: str, *, seconds: float) -> None:
         """A worker is ready, so long after its start was asked for."""
         self._starts.setdefault(role, Stat()).add(max(0.0, seconds))

@@ -14,6 +14,7 @@ from rlinf_worker.driver.members import WorkerRecord
 def report(driver: Driver) -> DriverReport:
     """One message of Job.Watch."""
     job, standing = driver.job, driver.job.standing
+    measured = driver.profiles.measured
     return DriverReport(
         job_uid=job.uid,
         driver_attempt=job.attempt,
@@ -38,6 +39,9 @@ def report(driver: Driver) -> DriverReport:
         checkpoint_uri=job.saved[1] if job.saved else "",
         checkpoint_step=job.saved[0].number if job.saved else 0,
         step_seconds=statistics.median(driver.commits.step_seconds) if driver.commits.step_seconds else 0.0,
+        plan_steps=measured.count,
+        plan_step_s=measured.value,
+        plan_step_spread_s=measured.spread,
         goal=goal_of(job.spec),
         sequence=job.sequence,
     )

@@ -57,6 +57,7 @@ def job(
     one = {"name": "cpu", "roles": list(kinds), "pods": 1, "slots": THREE_SLOTS}
     base: Manifest = {
         "seed": 1,
+        "placement": {"profileSteps": 0},  # how long a profile takes to come is no part of a story
         "flow": {"name": "ppo", "steps": steps, "config": {"env": env} | small | (config or {})},
         "roles": [
             {"name": role, "kind": kind} | {field: asked[role] for field, asked in counts.items() if role in asked}

@@ -113,7 +113,7 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="what-is-not-supported-yet-is-refused",
-        jobs=(job(placement={"apply": "OnApproval"}),),
+        jobs=(job(objective="CostPerStep"),),
         until=is_("Valid=False"),
         expected={"a": rests("Valid=False/NotSupportedYet", "Running=False/NotSupportedYet")},
     ),

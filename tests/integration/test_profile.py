@@ -112,7 +112,9 @@ def test_a_cycle_is_two_edges_and_waits_name_what_came(tmp_path):
     assert waits["policy", "cycle-sim-policy", "consumer"] > 0.1
     assert waits["train", "policy-train", "consumer"] > 0.3
     assert train.workers == 2
-    [published] = train.moves
+    published, started = train.moves
+    assert (started.what, started.seconds.count) == ("start", 2)
+    assert 0.01 < started.seconds.value < 60
     assert (published.what, published.seconds.count) == ("publish", 2 * profile.steps)
     assert near(published.seconds.value, 0.058, since=began)
     assert [batch.size for batch in sim.batches] == [batch.size for batch in policy.batches] == [16]

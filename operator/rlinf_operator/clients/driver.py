@@ -326,6 +326,7 @@ def _without_progress(report: DriverReport) -> DriverReport:
     words = "" if report.state is DriverState.RUNNING else report.message
     return replace(
         report, step=0, steps=0, branch=0, metrics={}, checkpoint_uri="", checkpoint_step=0, step_seconds=0.0,
+        plan_steps=0, plan_step_s=0.0, plan_step_spread_s=0.0,
         sequence=0, message=words,
     )  # fmt: skip
 

@@ -100,7 +100,8 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
         await _delete(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
     if (order := decision.drain) is not None:
         clients.drivers.drain(observed.key, order.target, deadline_s=order.deadline_s)
-    told = [*events.of_transition(observed.status, status), *decision.events, *events.of_roll(unwanted)]
+    told = [*events.of_transition(observed.status, status), *events.of_plan(observed.status, status, observed.plans)]
+    told += [*decision.events, *events.of_roll(unwanted)]
     if decision.adjust is not None and not answers.not_adjusted:
         told.append(events.of_adjusted(decision.adjust))
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])

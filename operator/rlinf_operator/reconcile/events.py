@@ -14,10 +14,11 @@ from typing import Any
 from rlinf_api import names
 from rlinf_api.conditions import Condition, JobCondition, Reason, Status
 from rlinf_api.job import RLJobStatus
+from rlinf_api.plan import PlanReason
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.policies.failure import Verdict
 from rlinf_operator.policies.pod_view import PodView
-from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed
+from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed, PlanView
 
 logger = logging.getLogger(__name__)
 MAX_NAMED = 8  # pods in one sentence
@@ -39,6 +40,20 @@ _TROUBLES = frozenset(
 def of_transition(before: RLJobStatus, after: RLJobStatus) -> tuple[Event, ...]:
     old = {c.type: c for c in before.conditions}
     return tuple(e for c in after.conditions if (e := _event(old.get(c.type), c)) is not None)
+
+
+def of_plan(before: RLJobStatus, after: RLJobStatus, plans: Iterable[PlanView]) -> tuple[Event, ...]:
+    """Of a plan that has come into force, with its reason; of the first one Running tells."""
+    name = after.plan.current
+    if name == before.plan.current or not before.plan.current:
+        return ()
+    found = next((plan for plan in plans if plan.name == name and plan.spec is not None), None)
+    if found is None or found.spec is None:
+        return ()
+    reason = found.spec.reason
+    message = f"{name} is in force instead of {before.plan.current}: {reason.message}"
+    back = reason.code is PlanReason.ROLLED_BACK
+    return (Event(type="Warning" if back else "Normal", reason=f"Plan{reason.code}", message=message[:1000]),)
 
 
 def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:

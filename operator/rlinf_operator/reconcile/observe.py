@@ -103,6 +103,7 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
         spec=spec,
         status=status,
         problem=problem,
+        approved_by=str((meta.get("annotations") or {}).get(names.ANNOTATION_APPROVED_BY, "")),
     )
     return view, left_out
 

@@ -1,6 +1,7 @@
 """Which plan is in force, which one is on its way, and what the driver must be told. Pure.
 
-    Auto     the newest plan of the scheduler; one that a person wrote only once it is in force
+    Auto     the newest plan of the scheduler; one that a person wrote only once it is in force. With apply: OnApproval
+             the newest that bears the annotation rlinf.io/approved-by; a job begins without one
     Pinned   the plan that spec.placement.pin names, older ones too; without it, whatever is in force stays
 
 The driver is soft state: one that names no plan is told the one in force. One that names a plan is right: it alone puts
@@ -13,6 +14,7 @@ and taken from under a step they would stall it for good. It keeps them until an
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ from rlinf_api import conditions, names, plan_rules, times
 from rlinf_api.conditions import Condition, JobCondition, PlanCondition, Reason, Status
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode, RLJobSpec
-from rlinf_api.plan import RLPlanStatus
+from rlinf_api.plan import MeasuredPeriod, PlanReason, RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests.metadata import JobMeta, Target
 from rlinf_operator.policies.pod_view import PodView
@@ -36,6 +38,8 @@ otherwise write plans without end."""
 PLANS_KEPT: Final = 16
 """Newest plans of the scheduler that are kept, besides those that somebody may need. 16: twice PLANS_IN_VAIN, which are
 counted by them, and what a person looks through; a job of months would leave thousands."""
+FEWEST_MEASURED: Final = 5  # steps that a plan's status tells of: as many as it is judged by
+NORMAL_95: Final = 1.96
 ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 
 
@@ -47,6 +51,8 @@ class PlanChoice:
     pods_kept: Mapping[str, int] = field(default_factory=dict)
     """Pods per pool, as they were wanted last, where the plan in force cannot be read any more."""
     pending: PlanView | None = None
+    unapproved: PlanView | None = None
+    """The newest plan of the scheduler, which waits for the annotation of a person."""
     passed_over: tuple[PlanView, ...] = ()
     """Newest plans that cannot be used, each with its problem."""
     failed: PlanView | None = None
@@ -82,7 +88,9 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
         else:
             usable.append(plan)
     in_force = _in_force(usable, passed_over, observed, spec, report, fresh=fresh)
-    target, problem, reason = _target(usable, passed_over, observed, spec, in_force)
+    unapproved = _unapproved(usable, spec, in_force)
+    approved = [plan for plan in usable if plan not in unapproved]
+    target, problem, reason = _target(approved, passed_over, observed, spec, in_force)
     current = in_force or target
     said = report.plan_revision if report is not None else 0
     named = re.fullmatch(rf"{re.escape(observed.job.name)}-p([0-9]{{1,9}})", observed.status.plan.current)
@@ -94,6 +102,7 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
         current=current,
         not_allowed=in_force.problem if in_force is not None else "",
         pods_kept={p.name: p.desired for p in observed.status.pools if p.desired} if gone else {},
+        unapproved=unapproved[-1] if unapproved else None,
         passed_over=in_vain,
         highest_revision=max([*known, said, int(named[1]) if named else 0]),
         pin_problem=problem,
@@ -108,6 +117,14 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
     if why := _trouble(target, choice, observed, report):
         return replace(choice, failed=replace(target, problem=why))
     return replace(choice, pending=target)
+
+
+def _unapproved(usable: list[PlanView], spec: RLJobSpec, in_force: PlanView | None) -> list[PlanView]:
+    """Newer than what is in force, and nobody has let them."""
+    if spec.placement.apply == "Auto" or spec.placement.mode is PlacementMode.PINNED or in_force is None:
+        return []
+    newer = (plan for plan in usable if plan.revision > in_force.revision and not _is_users(plan))
+    return [plan for plan in newer if not plan.approved_by]
 
 
 def _is_worth_another(observed: Observed) -> bool:
@@ -248,7 +265,12 @@ def statuses(
     choice: PlanChoice, observed: Observed, *, report: DriverReport | None, now: datetime
 ) -> tuple[tuple[str, RLPlanStatus], ...]:
     """Status of each plan whose conditions must change."""
-    return _changed(observed, lambda plan, old: _says(plan, old, choice, report), now=now)
+
+    def measures(plan: PlanView) -> MeasuredPeriod | None:
+        is_current = choice.current is not None and plan.name == choice.current.name
+        return _measured(plan, report) if is_current else plan.status.measured
+
+    return _changed(observed, lambda plan, old: _says(plan, old, choice, report), measures=measures, now=now)
 
 
 def statuses_of_stopped(observed: Observed, *, now: datetime) -> tuple[tuple[str, RLPlanStatus], ...]:
@@ -258,14 +280,18 @@ def statuses_of_stopped(observed: Observed, *, now: datetime) -> tuple[tuple[str
         if plan.name != observed.status.plan.current and not conditions.is_true(old, PlanCondition.APPLIED):
             yield from _not_prepared(old, str(Reason.STOPPED), "the job is suspended or has ended")
 
-    return _changed(observed, says, now=now)
+    return _changed(observed, says, measures=lambda plan: plan.status.measured, now=now)
 
 
 Said = tuple[PlanCondition, Status, str, str]
 
 
 def _changed(
-    observed: Observed, says: Callable[[PlanView, tuple[Condition, ...]], Iterator[Said]], *, now: datetime
+    observed: Observed,
+    says: Callable[[PlanView, tuple[Condition, ...]], Iterator[Said]],
+    *,
+    measures: Callable[[PlanView], MeasuredPeriod | None],
+    now: datetime,
 ) -> tuple[tuple[str, RLPlanStatus], ...]:
     changed = []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
@@ -282,9 +308,31 @@ def _changed(
                     last_transition_time=times.text(now), observed_generation=plan.generation,
                 ),
             )  # fmt: skip
-        if new != old:
-            changed.append((plan.name, plan.status.model_copy(update={"conditions": list(new)})))
+        measured = measures(plan)
+        if new != old or measured != plan.status.measured:
+            update = {"conditions": list(new), "measured": measured}
+            changed.append((plan.name, plan.status.model_copy(update=update)))
     return tuple(changed)
+
+
+def _measured(plan: PlanView, report: DriverReport | None) -> MeasuredPeriod | None:
+    """Written anew when there are twice as many steps: a write for each step of each job would be thousands."""
+    known = plan.status.measured
+    if report is None or report.plan_revision != plan.revision or plan.spec is None:
+        return known
+    steps, mean, spread = report.plan_steps, report.plan_step_s, report.plan_step_spread_s
+    if steps < FEWEST_MEASURED or (known is not None and steps < 2 * known.steps and steps >= known.steps):
+        return known
+    predicted = plan.spec.predicted.period_seconds if plan.spec.predicted is not None else 0.0
+    if not predicted:
+        return MeasuredPeriod(period_seconds=round(mean, 6), steps=steps)
+    error = NORMAL_95 * spread / math.sqrt(steps)
+    return MeasuredPeriod(
+        period_seconds=round(mean, 6),
+        steps=steps,
+        ratio_to_prediction=round(mean / predicted, 4),
+        confidence95=[f"{(mean - error) / predicted:.3f}", f"{(mean + error) / predicted:.3f}"],
+    )
 
 
 def _says(
@@ -320,9 +368,21 @@ def _says(
         if applied:
             yield PlanCondition.APPLIED, Status.FALSE, "Superseded", message
         yield PlanCondition.SUPERSEDED, Status.TRUE, "Superseded", message
+        if _takes_back(current, plan):
+            yield (
+                PlanCondition.ROLLED_BACK,
+                Status.TRUE,
+                "RolledBack",
+                current.spec.reason.message if current.spec else "",
+            )
         yield from _not_prepared(old, "Superseded", message)
     elif report.plan_prepared != plan.revision or report.state in ENDED:
         yield from _not_prepared(old, "Aborted", f"it was given up; {current.name} stays in force")
+
+
+def _takes_back(current: PlanView, plan: PlanView) -> bool:
+    spec = current.spec
+    return spec is not None and spec.reason.code is PlanReason.ROLLED_BACK and spec.based_on.revision == plan.revision
 
 
 def _not_prepared(old: tuple[Condition, ...], reason: str, message: str) -> Iterator[Said]:

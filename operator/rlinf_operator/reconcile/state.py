@@ -24,6 +24,8 @@ class PlanView:
     """None: it cannot be read; `problem` says why."""
     status: RLPlanStatus
     problem: str = ""
+    approved_by: str = ""
+    """By its annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

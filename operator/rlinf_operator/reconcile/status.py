@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from rlinf_api import times
+from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import (
     CheckpointStatus,
@@ -37,6 +37,8 @@ _DRIVERS = frozenset({
     (JobCondition.PLAN_APPLIED, Reason.PLAN_IN_FORCE),
     (JobCondition.PLAN_APPLIED, Reason.PLAN_PENDING),
     (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
+    (JobCondition.PROFILED, Reason.PROFILING),
+    (JobCondition.PROFILED, Reason.PROFILED),
     (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
@@ -71,12 +73,11 @@ def running(
 ) -> None:
     """All conditions between Valid and Complete."""
     draft.set(JobCondition.ADMITTED, Status.TRUE, Reason.NO_QUEUE, "no queue is configured; pods start at once")
-    draft.set(
-        JobCondition.PROFILED, Status.FALSE, Reason.PROFILING_OFF, "this version keeps the plan that it begins with"
-    )
     in_force = choice.pods_in_force()
     needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
     stands = _driver_spoke_before(draft, pods, report)
+    if not (stands and _kept(draft, JobCondition.PROFILED)):
+        profiled(draft, spec, choice, report)
     draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed, pods))
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
         plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
@@ -94,6 +95,31 @@ def running(
     ended(draft, pods, report)
     if report is not None:
         progress(draft, report)
+
+
+def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverReport | None) -> None:
+    """Whether enough steps of the plan in force are measured for the scheduler to judge it. Once for each plan: what it
+    says of the next one is another sentence."""
+    wanted, plan = spec.placement.profile_steps, choice.current
+    if not wanted:
+        draft.set(
+            JobCondition.PROFILED, Status.FALSE, Reason.PROFILING_OFF,
+            "spec.placement.profileSteps is 0: the job keeps its plan",
+        )  # fmt: skip
+        return
+    steps = report.plan_steps if report is not None and plan and report.plan_revision == plan.revision else 0
+    if plan is None or report is None or not report.plan_revision:
+        old = draft.find(JobCondition.PROFILED)
+        if old is not None and old.status == Status.TRUE:  # its driver begins again, and what was measured stands
+            draft.set(JobCondition.PROFILED, old.status, old.reason, old.message)
+        else:
+            draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is in force yet")
+    elif steps < wanted:
+        message = f"the first {wanted} steps of {plan.name} are measured"
+        draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.PROFILING, message)
+    else:
+        why = f"{wanted} steps of {plan.name} are measured; the scheduler writes another plan where one pays"
+        draft.set(JobCondition.PROFILED, Status.TRUE, Reason.PROFILED, why)
 
 
 def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:
@@ -294,8 +320,16 @@ def _plan_applied(
     why = choice.current.spec.reason.message if choice.current.spec else ""
     if report is not None and report.plan_revision == choice.current.revision:
         pause = f"; the change to it took {report.plan_pause_s:.3f} s" if report.plan_pause_s else ""
-        return Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{pause}{passed}"
+        return Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{pause}{passed}{_to_approve(choice)}"
     return Status.UNKNOWN, Reason.PLAN_PENDING, f"{choice.current.name} waits for its driver: {why}{passed}"
+
+
+def _to_approve(choice: PlanChoice) -> str:
+    plan = choice.unapproved
+    if plan is None:
+        return ""
+    how = f"kubectl annotate rlplan {plan.name} {names.ANNOTATION_APPROVED_BY}=YOU"
+    return f"; {plan.name} waits for approval ({how}): {plan.spec.reason.message if plan.spec else ''}"
 
 
 def _driver_spoke_before(draft: Draft, pods: Pods, report: DriverReport | None) -> bool:

@@ -261,6 +261,8 @@ class _Decision:
     # --- probes -------------------------------------------------------------------------------------------------------
     def _probe_of_sizes(self, fitted: Fit) -> NextPlan | None:
         """The same plan with half of each micro-batch whose size never changed: two sizes make a line."""
+        if self.case.job.placement.apply != "Auto":
+            return None  # each would wait for a person
         if self.plan.reason.code is PlanReason.PROBE or self.remaining < 4 * self.case.job.placement.profile_steps:
             return None
         if any(p.spec.reason.code is PlanReason.PROBE for p in self.case.plans):
@@ -284,7 +286,7 @@ class _Decision:
 
     def _probe_of_costs(self, fitted: Fit, *, best_s: float) -> NextPlan | None:
         """The plan that would be best if what nobody has measured cost nothing, where it promises much."""
-        if not fitted.assumed:
+        if not fitted.assumed or self.case.job.placement.apply != "Auto":
             return None
         hopeful = replace(fitted.problem, roles=tuple(_free_moves(role) for role in fitted.problem.roles))
         for scored, written in self._ranked(hopeful, excluded={_content(self.plan)}):

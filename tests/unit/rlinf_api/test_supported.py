@@ -161,7 +161,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (spec(placement={"apply": "OnApproval"}), "spec.placement.apply: 'OnApproval' is not supported yet"),
         (
             spec(objective="CostPerStep"),
             "spec.objective: 'CostPerStep' is not supported yet in this version; write StepTime",

@@ -27,7 +27,7 @@ async def test_its_conditions_say_this():
         ("Admitted", "True", "NoQueue", "no queue is configured; pods start at once"),
         ("PodsReady", "True", "PodsReady", "all 4 pods are ready"),
         ("Running", "True", "Stepping", ""),
-        ("Profiled", "False", "ProfilingOff", "this version keeps the plan that it begins with"),
+        ("Profiled", "Unknown", "Profiling", "the first 3 steps of math-p1 are measured"),
         ("PlanApplied", "True", "PlanInForce", assumed),
         ("Degraded", "False", "Healthy", ""),
     ]

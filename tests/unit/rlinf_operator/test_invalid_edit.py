@@ -9,8 +9,8 @@ from tests.builders import ppo_job
 
 SIM, TRAIN, DRIVER = "math-sim-1-a1", "math-train-0-a1", "math-driver-a1"
 WRONG = {"flow": {"name": "ppo", "setps": 3}}
-LATER = {"placement": {"apply": "OnApproval"}}
-RIGHT = {"flow": {"name": "ppo"}, "placement": {}}
+LATER = {"objective": "CostPerStep"}
+RIGHT = {"flow": {"name": "ppo"}, "objective": "StepTime"}
 
 
 @pytest.fixture(params=[WRONG, LATER], ids=["not readable", "not supported yet"])

@@ -204,6 +204,9 @@ class JobStatus(_message.Message):
     PLAN_PAUSE_S_FIELD_NUMBER: _builtins.int
     PLAN_SWITCHES_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
+    PLAN_STEPS_FIELD_NUMBER: _builtins.int
+    PLAN_STEP_S_FIELD_NUMBER: _builtins.int
+    PLAN_STEP_SPREAD_S_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -229,6 +232,12 @@ class JobStatus(_message.Message):
     """of the last switch: from the step boundary until a unit moved"""
     plan_switches: _builtins.int
     """plans put in force so far"""
+    plan_steps: _builtins.int
+    """measured under the plan in force, without the first and those in which somebody was lost"""
+    plan_step_s: _builtins.float
+    """their mean"""
+    plan_step_spread_s: _builtins.float
+    """standard deviation of one"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -271,10 +280,13 @@ class JobStatus(_message.Message):
         plan_pause_s: _builtins.float = ...,
         plan_switches: _builtins.int = ...,
         goal: Global___Goal | None = ...,
+        plan_steps: _builtins.int = ...,
+        plan_step_s: _builtins.float = ...,
+        plan_step_spread_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
