@@ -2,6 +2,7 @@
 
 python -m tools.prove exact [--count 200] [--slots 4] [--minutes 60]
 python -m tools.prove two-stages [--count 600]
+python -m tools.prove table                           writes the table of predictions; only where a rule has changed
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
 """
 
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tools.prove import against_runtime, exact, two_stages
+from tools.prove import against_runtime, exact, table, two_stages
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
 Line = dict[str, Any]
@@ -24,7 +25,7 @@ Line = dict[str, Any]
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
-    parser.add_argument("part", choices=("exact", "two-stages", "predict"))
+    parser.add_argument("part", choices=("exact", "two-stages", "predict", "table"))
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--modes", nargs="+", default=["Disaggregated", "Collocated"])
     parser.add_argument("--time-scale", type=float, default=1.0)
     args = parser.parse_args(arguments)
+    if args.part == "table":
+        table.write()
+        return 0
     if args.part == "predict":
         against_runtime.show(args.names, modes=args.modes, time_scale=args.time_scale)
         return 0

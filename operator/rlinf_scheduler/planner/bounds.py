@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from rlinf_scheduler.planner.candidate import Candidate, PlannedTurn, Region
 from rlinf_scheduler.planner.problem import InLanes, InRounds, PlanProblem, RoleCosts
 
-SLACK = 1 - 1e-9
+SLACK: Final = 1 - 1e-9
 """Sums in another order come out a rounding error apart."""
+OF_MEANS: Final = 0.98
+"""With staleness a period may be the mean of steps that do not repeat, and by chance of short ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +33,31 @@ class Bounds:
 
     @cached_property
     def _totals(self) -> dict[str, float]:
-        """Of the sizes of a step's units."""
+        """Of the sizes of a step's units, of the mean step."""
         found = {}
         for role in self.problem.roles:
-            whole, rest = divmod(self.problem.items, len(role.sizes))
-            found[role.name] = whole * sum(role.sizes) + sum(role.sizes[:rest])
+            found[role.name] = 0.0
+            for sizes in role.all_sizes:
+                whole, rest = divmod(self.problem.items, len(sizes))
+                found[role.name] += (whole * sum(sizes) + sum(sizes[:rest])) / len(role.all_sizes)
         return found
+
+    @cached_property
+    def _even(self) -> dict[str, bool]:
+        return {role.name: all(set(sizes) == {1.0} for sizes in role.all_sizes) for role in self.problem.roles}
+
+    @cached_property
+    def _works(self) -> dict[tuple[str, tuple[int, ...], float], float]:
+        return {}
+
+    def trips(self, name: str) -> int:
+        return self._trips.get(name, 1)
+
+    def total(self, name: str) -> float:
+        return self._totals[name]
+
+    def fastest(self, name: str) -> float:
+        return self._fastest[name]
 
     @cached_property
     def _fastest(self) -> dict[str, float]:
@@ -48,6 +70,12 @@ class Bounds:
 
     def work_ms(self, role: RoleCosts, workers: Sequence[int], *, per_item_ms: float) -> float:
         """All of a step's units by these workers, per pool, with nothing to wait for."""
+        key = (role.name, tuple(workers), per_item_ms)
+        if key not in self._works:
+            self._works[key] = self._work_ms(role, workers, per_item_ms=per_item_ms)
+        return self._works[key]
+
+    def _work_ms(self, role: RoleCosts, workers: Sequence[int], *, per_item_ms: float) -> float:
         scale = float(role.slots_per_worker**role.scaling)
         speeds = [(p.speed * scale, n) for p, n in zip(self.problem.pools, workers, strict=True) if n]
         count = sum(n for _, n in speeds)
@@ -55,24 +83,32 @@ class Bounds:
             return float("inf")
         fast, slow = max(s for s, _ in speeds), min(s for s, _ in speeds)
         items, trips = self.problem.items, self._trips.get(role.name, 1)
-        per_batch, even = role.per_batch_ms.value, set(role.sizes) == {1.0}
+        per_batch, even = role.per_batch_ms.value, self._even[role.name]
         if isinstance(role.service, InRounds):
             sync = role.service.sync_ms.value * (count - 1) / count
             part = max(-(-items // count) / fast, (items // count) / slow) if even else 0.0
             return per_item_ms * max(part, self._totals[role.name] / count / fast) + (per_batch + sync) / slow
         together = sum(s * n for s, n in speeds)
+        if self.problem.staleness:
+            # Steps overlap: a long unit of one runs beside the next one's, and a worker may have no unit of a step.
+            once = 0.0 if isinstance(role.service, InLanes) else per_batch
+            return trips * (per_item_ms * self._totals[role.name] + once) / together
         units = -(-items // count) / fast if even and not isinstance(role.service, InLanes) else 0.0
         own = max(self._totals[role.name] / together, units)
         if isinstance(role.service, InLanes):
-            own = max(own, role.service.lanes * max(role.sizes[:items]) / fast)
+            largest = sum(max(sizes[:items]) for sizes in role.all_sizes) / len(role.all_sizes)
+            own = max(own, role.service.lanes * largest / fast)
         busy = items >= count  # else some worker may have nothing
         return trips * (per_item_ms * own + (per_batch / fast if busy else 0.0))
 
-    def turn_ms(self, region: Region, turn: PlannedTurn, *, per_item_ms: float, stays: bool) -> float:
-        """A role's share of a region that it has with others: its work, and that it leaves."""
+    def turn_ms(
+        self, region: Region, turn: PlannedTurn, *, per_item_ms: float, stays: bool, leaves: bool = True
+    ) -> float:
+        """A role's share of a region that it has with others: its work, and that it leaves, where another one has to
+        come, as it is nowhere else."""
         role, problem = self.problem.role(turn.role), self.problem
         found = self.work_ms(role, turn.workers, per_item_ms=per_item_ms)
-        if len(region.turns) > 1:
+        if leaves and len(region.turns) > 1:
             speed = max((p.speed for p, n in zip(problem.pools, turn.workers, strict=True) if n), default=1.0)
             leaving = 0.0 if stays else role.offload_ms.value / speed
             found += (leaving + problem.turn_ms.value) / (problem.staleness + 1)
@@ -95,7 +131,8 @@ class Bounds:
             works[name] = self.work_ms(role, total, per_item_ms=per_item)
             if len(places) == 1:
                 at, turn = places[0]
-                ms = self.turn_ms(candidate.regions[at], turn, per_item_ms=per_item, stays=choice.stays)
+                leaves = any(len(spread[other.role]) == 1 for other in candidate.regions[at].turns if other is not turn)
+                ms = self.turn_ms(candidate.regions[at], turn, per_item_ms=per_item, stays=choice.stays, leaves=leaves)
                 alone[at] = alone.get(at, 0.0) + ms
         period = max([*alone.values(), *works.values()], default=0.0)
         for name, places in spread.items():
@@ -107,7 +144,8 @@ class Bounds:
                     share = role.options[candidate.choices[name].option].per_item_ms.value * self._totals[name]
                     share *= self._trips.get(name, 1) * self._fastest[name]
                     period = max(period, (held + share) / sum(counts))
-        return max(period, self._latency_ms(works) / (problem.staleness + 1)) * SLACK
+        slack = OF_MEANS if problem.staleness else SLACK
+        return max(period, self._latency_ms(works) / (problem.staleness + 1)) * slack
 
     def _latency_ms(self, works: dict[str, float]) -> float:
         lag = self.problem.weights.lag_ms.value if self.problem.weights else 0.0
@@ -116,7 +154,7 @@ class Bounds:
 
     def _one_ms(self, role: RoleCosts) -> float:
         """One unit's way through a role."""
-        each = min(option.per_item_ms.value for option in role.options) * min(role.sizes)
+        each = min(option.per_item_ms.value for option in role.options) * min(map(min, role.all_sizes))
         lanes = role.service.lanes if isinstance(role.service, InLanes) else 1
         batch = 0.0 if isinstance(role.service, InLanes) else role.per_batch_ms.value
         return (each * lanes + batch) * self._fastest[role.name] * self._trips.get(role.name, 1)

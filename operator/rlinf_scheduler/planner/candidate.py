@@ -86,3 +86,15 @@ def too_much(problem: PlanProblem, region: Region, choices: Mapping[str, Choice]
                 found = TooMuch(pool.name, pool.memory_mib, role.name, peak, kept)
                 if found.need_mib > pool.memory_mib:
                     yield found
+
+
+def pods(problem: PlanProblem, candidate: Candidate) -> tuple[int, ...]:
+    """Of each pool: those that hold the candidate's slots, and those that are there anyway."""
+    used = [sum(region.slots[at] for region in candidate.regions) for at in range(len(problem.pools))]
+    return tuple(max(pool.least_pods, -(-n // pool.slots_per_pod)) for pool, n in zip(problem.pools, used, strict=True))
+
+
+def paid(problem: PlanProblem, candidate: Candidate) -> int:
+    """Slots of these pods."""
+    of_pools = zip(problem.pools, pods(problem, candidate), strict=True)
+    return sum(min(pool.slots, n * pool.slots_per_pod) for pool, n in of_pools)

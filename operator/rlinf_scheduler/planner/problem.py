@@ -16,10 +16,15 @@ it; the roles that feed nobody end the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from math import exp, inf, log
 
+from rlinf_api.errors import InvariantBroken
+from rlinf_api.job import Objective, PlacementMode
 from rlinf_api.slots import MAX_SLOTS
 
 
@@ -82,6 +87,9 @@ class RoleCosts:
     per_batch_ms: Cost = ZERO
     sizes: tuple[float, ...] = (1.0,)
     """Of the units of a step, relative to the mean, in the order of their keys; repeated where there are more units."""
+    later_sizes: tuple[tuple[float, ...], ...] = ()
+    """The same of the steps behind it. A long tail differs from step to step, and a prediction is of the mean step;
+    the steps behind the last one begin with the first again."""
     load_ms: Cost = ZERO
     offload_ms: Cost = ZERO
     resident_mib: float = 0.0
@@ -99,6 +107,33 @@ class RoleCosts:
     @property
     def is_gang(self) -> bool:
         return isinstance(self.service, InRounds)
+
+    @property
+    def all_sizes(self) -> tuple[tuple[float, ...], ...]:
+        return (self.sizes, *self.later_sizes)
+
+    @property
+    def least(self) -> int:
+        """The fewest workers that it may have."""
+        ranks = self.service.ranks if isinstance(self.service, InRounds) else ()
+        return min((n for n in ranks if n >= self.fewest), default=max(1, self.fewest))
+
+    def worlds(self, room: int, most: int, step: int) -> list[int]:
+        """The largest allowed numbers of workers up to `room`; where any is allowed, multiples of `step`."""
+        if isinstance(self.service, InRounds) and self.service.ranks:
+            able = sorted((n for n in self.service.ranks if n <= room and self.allows(n)), reverse=True)
+            return able[:most]
+        top = min(room, self.most)
+        step = 1 if top < step or self.fewest == self.most else step
+        return [n for n in range(top // step * step, 0, -step) if n >= self.fewest][:most]
+
+    @property
+    def smallest(self) -> int:
+        """The option that takes least memory."""
+        return min(range(len(self.options)), key=lambda i: self.options[i].peak_mib)
+
+    def pinned(self, workers: int) -> RoleCosts:
+        return replace(self, fewest=workers, most=workers)
 
     def allows(self, workers: int) -> bool:
         ranks = self.service.ranks if isinstance(self.service, InRounds) else ()
@@ -148,6 +183,16 @@ class Pool:
     speed: float = 1.0
     slots_per_pod: int = MAX_SLOTS
     """No worker spans two pods."""
+    fewest_pods: int | None = None
+    """Pods that are there and paid whatever the plan; `slots` are those of the most pods. None: all of them."""
+
+    @property
+    def most_pods(self) -> int:
+        return -(-self.slots // self.slots_per_pod)
+
+    @property
+    def least_pods(self) -> int:
+        return self.most_pods if self.fewest_pods is None else min(self.fewest_pods, self.most_pods)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +209,56 @@ class PlanProblem:
     """From the end of a unit's work to where its next role may take it."""
     turn_ms: Cost = ZERO
     """A change of turn, without loads and offloads."""
+    objective: Objective = Objective.STEP_TIME
+    min_gain_per_slot: float = 0.0
+    """CostPerStep: share of step time that one more slot must save, and at least what it costs."""
+    mode: PlacementMode = PlacementMode.AUTO
+    """Collocated: all roles of a pool take turns on its slots; Disaggregated: nobody does; else what is best."""
+    pins: Mapping[str, int] = field(default_factory=dict)
+    """Workers of a role, where a person has said how many."""
 
     @cached_property
     def index(self) -> dict[str, int]:
         return {role.name: i for i, role in enumerate(self.roles)}
+
+    @cached_property
+    def unpinned(self) -> PlanProblem:
+        """The same with pins as bounds of the roles' workers."""
+        if not self.pins:
+            return self
+        if unknown := sorted(set(self.pins) - set(self.index)):
+            raise InvariantBroken(f"pins of {', '.join(unknown)}, and the roles are {', '.join(self.index)}")
+        roles = tuple(r.pinned(self.pins[r.name]) if r.name in self.pins else r for r in self.roles)
+        return replace(self, roles=roles, pins={})
+
+    def price(self, slots: int) -> float:
+        """Of a step of one millisecond on so many slots, as a logarithm. StepTime: slots cost nothing. CostPerStep: a
+        further slot must save its own share, or `min_gain_per_slot` where that is more.
+
+        >>> p = PlanProblem(roles=(), edges=(), pools=(), items=1, objective=Objective.COST_PER_STEP)
+        >>> round(p.price(8) - p.price(4), 3)  # twice the slots: worth it where a step takes less than half as long
+        0.693
+        """
+        if self.objective is not Objective.COST_PER_STEP or slots < 1:
+            return 0.0
+        share = min(self.min_gain_per_slot, 1 - 1e-9)
+        bare = min(slots, int(1 / share) if share else slots)
+        return log(bare) - (slots - bare) * log(1 - share)
+
+    def score(self, period_ms: float, slots: int) -> float:
+        """What the best plan has least of."""
+        if self.objective is not Objective.COST_PER_STEP:
+            return period_ms
+        return log(period_ms) + self.price(slots) if period_ms > 0 else -inf
+
+    def within(self, score: float, slots: int) -> float:
+        """The period that has this score on so many slots."""
+        return exp(score - self.price(slots)) if self.objective is Objective.COST_PER_STEP else score
+
+    @cached_property
+    def size_sets(self) -> int:
+        """Steps behind which units have the sizes of the first one again."""
+        return max((len(role.all_sizes) for role in self.roles), default=1)
 
     def role(self, name: str) -> RoleCosts:
         return self.roles[self.index[name]]
@@ -193,3 +284,16 @@ class PlanProblem:
         """Roles that end a step: who feeds nobody."""
         front = self.cycle.front if self.cycle else ""
         return tuple(r.name for r in self.roles if not self.outputs(r.name) and r.name != front)
+
+
+def resampled(sizes: Sequence[float], *, items: int, steps: int, name: str) -> tuple[tuple[float, ...], ...]:
+    """Sizes of the units of several steps, drawn from those that were seen: for `sizes` and `later_sizes` of a long
+    tail, where one step says little of the mean step. The same ones for the same name on any machine.
+
+    >>> [len(step) for step in resampled([1.0, 9.0], items=3, steps=2, name="roll")]
+    [3, 3]
+    """
+    drawn = [random.Random(f"{name} {step}").choices(sizes, k=items) for step in range(steps)]
+    mean = sum(map(sum, drawn)) / (items * steps)
+    wanted = sum(sizes) / len(sizes)
+    return tuple(tuple(size * wanted / mean for size in step) for step in drawn)

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import ceil, gcd, inf, lcm
 from typing import Any, Final
 
 from rlinf_api.errors import InvariantBroken
@@ -31,6 +31,8 @@ from rlinf_scheduler.planner.problem import CycleEdge, InLanes, InRounds, PlanPr
 
 MOST_STEPS: Final = 24
 """With staleness, behind those that fill the pipeline; where they never repeat, the later half is the answer."""
+CLEARLY: Final = 1.3
+"""Times the limit that the mean of some steps with staleness lasts before a run is left."""
 PATIENCE_MS: Final = 50.0  # turn_patience_s of the worker's settings
 
 Piece = tuple[Any, int, str, float, float]
@@ -48,13 +50,15 @@ class Prediction:
     busy: dict[str, float]
     idle_share: float
     """Of the slots of all pools that the candidate uses."""
+    effort: int = 0
+    """Moves of units and turns that it took to say so; the same on any machine."""
 
     def part(self, kind: str) -> float:
         return sum(ms for _, of_kind, ms in self.critical if of_kind == kind)
 
 
 class _Role:
-    def __init__(self, index: int, spec: RoleCosts, choice: Choice) -> None:
+    def __init__(self, index: int, spec: RoleCosts, choice: Choice, size: Sequence[float]) -> None:
         self.index, self.spec = index, spec
         self.per_item = spec.options[choice.option].per_item_ms.value
         self.peak = max(spec.options[choice.option].peak_mib, spec.resident_mib)
@@ -64,7 +68,8 @@ class _Role:
         self.micro_batch = choice.micro_batch
         self.window = choice.micro_batch * choice.depth
         self.lanes = spec.service.lanes if isinstance(spec.service, InLanes) else 0
-        self.size: Sequence[float] = () if set(spec.sizes) == {1.0} else spec.sizes
+        self.size = size  # of unit i: that of i modulo its length; empty: all are 1
+        self.is_gang = spec.is_gang
         self.workers: list[_Worker] = []
         self.outputs: list[_Role] = []
         self.inputs = 0
@@ -75,19 +80,20 @@ class _Role:
         self.arrived: dict[int, int] = {}  # inputs that have come, of units with several
         self.heap: list[tuple[int, int, int]] = []  # (units in its inbox, in its hands, worker): who gets the next
         self.done: dict[int, int] = {}  # units by step
+        self.world = 0  # of a gang: its ranks, also where a few stand for all
         self.step, self.rounds_taken = 0, 0  # of a gang: its open step, units of it that went into rounds
         self.used_ms = 0.0
 
 
 class _Worker:
-    """One worker, or a gang, which acts as one."""
+    """One worker, or a gang, which acts as one. Of classes: one that stands for as many."""
 
     __slots__ = (
         "asks", "begun", "busy", "factor", "first", "free", "in_hand", "inbox", "newest", "number", "ranks", "region",
         "role", "since", "slots", "step_ended", "taken", "turn", "working",
     )  # fmt: skip
 
-    def __init__(self, role: _Role, turn: _Turn, region: _Region, *, factor: float, slots: int) -> None:
+    def __init__(self, role: _Role, turn: _Turn, region: _Region, *, factor: float, slots: float) -> None:
         self.role, self.turn, self.region, self.factor, self.slots = role, turn, region, factor, slots
         self.number = len(role.workers)
         self.ranks: list[float] = []  # of a gang: the factor of each
@@ -133,32 +139,80 @@ class _Region:
         self.patience, self.impatient = 0, False
 
 
-def simulate(problem: PlanProblem, candidate: Candidate, *, steps: int | None = None) -> Prediction:
+class Aborted(Exception):
+    """A run that lasts longer than `limit_ms`: whoever asked wants no such candidate. `moves`: what it took."""
+
+    def __init__(self, moves: int) -> None:
+        super().__init__(moves)
+        self.moves = moves
+
+
+def simulate(
+    problem: PlanProblem,
+    candidate: Candidate,
+    *,
+    steps: int | None = None,
+    classes: int = 1,
+    limit_ms: float = inf,
+) -> Prediction:
     """`steps`: how many are averaged, behind those that fill the pipeline. None: as many as it takes until they repeat.
-    Without staleness that is one, as a step begins then as the one before it did; where nobody takes turns it also
-    begins as the first one. With it a few steps long and short follow each other, and MOST_STEPS are enough."""
+    Without staleness that is one, as a step begins then as the one before it did, or as many as there are sets of
+    sizes; where nobody takes turns it also begins as the first one. With it a few steps long and short follow each
+    other, and MOST_STEPS are enough.
+
+    `classes`: one worker stands for so many that do alike, one unit for as many units, so that thousands of slots take
+    no longer than dozens; see `alike`. `limit_ms`: raises Aborted as soon as the period is known to be above it."""
     in_turns = any(len(region.turns) > 1 for region in candidate.regions)
-    run = _Run(problem, candidate)
+    run = _Run(problem, candidate, classes)
     if steps is not None or not problem.staleness:
-        return run.over(problem.staleness + 1 + in_turns, steps or 1)
-    return run.repeating(warm=4 * (problem.staleness + 1))  # by then who may run ahead has done so
+        return run.over(problem.staleness + 1 + in_turns, steps or problem.size_sets, limit_ms)
+    # By the end of these who may run ahead has done so.
+    sets = problem.size_sets
+    most = 2 * sets * ceil(MOST_STEPS / 2 / sets)
+    return run.repeating(warm=4 * (problem.staleness + 1), most=most, limit_ms=limit_ms)
+
+
+def alike(problem: PlanProblem, candidate: Candidate, *, at_least: int, at_most: int) -> int:
+    """How many workers one may stand for: a divisor of `at_most` and of every number of workers. Those below `at_least`
+    are not asked: one worker then stands for these few, and is as much slower. A single one that stood for hundreds
+    would be handed units as none of them is."""
+    counts = (n for region in candidate.regions for turn in region.turns for n in turn.workers if n >= at_least)
+    return gcd(at_most, *counts) if at_most <= problem.items else 1
+
+
+def _sizes(role: RoleCosts, items: int, classes: int) -> Sequence[float]:
+    """Of the units of all sets of sizes, one set after the other; of classes: the mean of as many that are next to each
+    other in size, so that their sum stays."""
+    found: list[float] = []
+    for sizes in role.all_sizes:
+        of_step = (sizes * (-(-items // len(sizes))))[:items]
+        if classes > 1:
+            ranked = sorted(range(items), key=of_step.__getitem__)
+            groups = sorted(ranked[at : at + classes] for at in range(0, items, classes))
+            of_step = tuple(sum(of_step[i] for i in group) / len(group) for group in groups)
+        found += of_step
+    return () if set(found) == {1.0} else found
 
 
 class _Run:
-    def __init__(self, problem: PlanProblem, candidate: Candidate) -> None:
-        self.problem, self.items = problem, problem.items
+    def __init__(self, problem: PlanProblem, candidate: Candidate, classes: int = 1) -> None:
+        self.problem, self.classes = problem, classes
+        self.items = -(-problem.items // classes)
         self.hand_over = problem.hand_over_ms.value
         self.now = 0.0
         self.piece: Any = None
         self.events: list[tuple[float, int, Callable[[Any, Any], None], Any, Any, Any]] = []
         self.count = 0
-        self.roles = [_Role(i, r, candidate.choices[r.name]) for i, r in enumerate(problem.roles)]
+        self.roles = [
+            _Role(i, role, candidate.choices[role.name], _sizes(role, problem.items, classes))
+            for i, role in enumerate(problem.roles)
+        ]
         self.by_name = {role.spec.name: role for role in self.roles}
         for role in self.roles:
             role.outputs = [self.by_name[name] for name in problem.outputs(role.spec.name)]
             role.inputs = len(problem.inputs(role.spec.name))
         self.terminal = [self.by_name[name] for name in problem.terminal]
-        self.slots = candidate.slots
+        self.slots = candidate.slots / classes
         for region in candidate.regions:
             self._lay_out(region)
         self.stages = candidate.stages
@@ -194,19 +248,24 @@ class _Run:
         scale = float(spec.slots_per_worker**spec.scaling)
         speeds = [(p.speed, n) for p, n in zip(self.problem.pools, planned.workers, strict=True) if n]
         turn.load_factor = 1.0 / min((speed for speed, _ in speeds), default=1.0)
-        factors = [1.0 / (speed * scale) for speed, n in speeds for _ in range(n)]
+        classes, factors = self.classes, []
+        for speed, n in speeds:
+            stand = max(1, n // classes)
+            factors += [stand * classes / n / (speed * scale) if classes > 1 else 1.0 / (speed * scale)] * stand
+        slots = sum(n for _, n in speeds) * spec.slots_per_worker / classes
         if spec.is_gang:
-            whole = _Worker(role, turn, region, factor=max(factors), slots=len(factors) * spec.slots_per_worker)
+            role.world = sum(n for _, n in speeds)
+            whole = _Worker(role, turn, region, factor=max(factors), slots=slots)
             whole.ranks = factors
             turn.workers.append(whole)
             role.workers.append(whole)
         else:
             for factor in factors:
-                worker = _Worker(role, turn, region, factor=factor, slots=spec.slots_per_worker)
+                worker = _Worker(role, turn, region, factor=factor, slots=slots / len(factors))
                 turn.workers.append(worker)
                 role.workers.append(worker)
                 role.heap.append((0, 0, worker.number))
-        turn.share = ceil(planned.until / len(turn.workers))
+        turn.share = ceil(planned.until / (1 if spec.is_gang else sum(n for _, n in speeds)))
         return turn
 
     def _pair(self, cycle: CycleEdge) -> None:
@@ -221,27 +280,38 @@ class _Run:
                 askers[i % len(askers)].asks.append(answerer)
 
     # --- the run ------------------------------------------------------------------------------------------------------
-    def over(self, warm: int, steps: int) -> Prediction:
+    def over(self, warm: int, steps: int, limit_ms: float) -> Prediction:
         self._begin()
         while len(self.commits) < warm + steps:
-            self._next_commit()
+            measured = len(self.commits) >= warm
+            self._next_commit(self.commits[warm - 1][0] + limit_ms * steps if measured else inf)
         return self._prediction(warm - 1)
 
-    def repeating(self, *, warm: int) -> Prediction:
+    def repeating(self, *, warm: int, most: int, limit_ms: float) -> Prediction:
         """Until as many steps as may follow each other have lasted as long as those before them, one by one."""
         self._begin()
         lasted: list[float] = []
-        while len(lasted) < MOST_STEPS:
-            self._next_commit()
+        while len(lasted) < most:
+            self._next_commit(inf)
+            self._leave_if_slow(limit_ms)
             if len(self.commits) <= warm:
                 continue
             lasted.append(self.commits[-1][0] - self.commits[-2][0])
-            open_at_once = self.problem.staleness + 1  # which may commit in a burst
+            open_at_once = lcm(self.problem.staleness + 1, self.problem.size_sets)  # which may commit in a burst
             for count in range(open_at_once, len(lasted) // 2 + 1, open_at_once):
                 pairs = zip(lasted[-count:], lasted[-2 * count : -count], strict=True)
                 if all(abs(a - b) <= 1e-6 * max(a, b) for a, b in pairs):
                     return self._prediction(len(self.commits) - 1 - count)
-        return self._prediction(len(self.commits) - 1 - MOST_STEPS // 2)
+        return self._prediction(len(self.commits) - 1 - most // 2)
+
+    def _leave_if_slow(self, limit_ms: float) -> None:
+        """Long and short steps follow each other, so that it takes some, and a clear excess, to know."""
+        filled = self.problem.staleness + 1
+        count = len(self.commits) - 1 - filled
+        if count >= 2 * filled and not count % filled:
+            mean = (self.commits[-1][0] - self.commits[filled][0]) / count
+            if mean > CLEARLY * limit_ms:
+                raise Aborted(self.count)
 
     def _begin(self) -> None:
         self.commits.append((0.0, None))  # of the step before the first one
@@ -249,12 +319,14 @@ class _Run:
         for step in range(self.problem.staleness + 1):
             self._open(step)
 
-    def _next_commit(self) -> None:
+    def _next_commit(self, until: float) -> None:
         events, before = self.events, len(self.commits)
         while len(self.commits) == before:
             if not events:
                 raise InvariantBroken(f"the simulated job stands still after {before - 1} steps")
             self.now, _, handler, a, b, self.piece = heappop(events)
+            if self.now > until:
+                raise Aborted(self.count)
             handler(a, b)
 
     def _at(self, time: float, handler: Callable[[Any, Any], None], a: Any, b: Any, piece: Any) -> None:
@@ -273,6 +345,7 @@ class _Run:
             critical=self._critical(piece, begun, ended, count),
             busy={name: used[name] / (span * slots[name]) if span else 0.0 for name in used},
             idle_share=max(0.0, 1.0 - sum(used.values()) / (span * self.slots)) if span else 0.0,
+            effort=self.count,
         )
 
     def _critical(self, piece: Any, begun: float, ended: float, count: int) -> tuple[tuple[str, str, float], ...]:
@@ -349,7 +422,7 @@ class _Run:
                     del role.arrived[unit]
                     ready.append(unit)
             units = ready
-        if role.spec.is_gang:
+        if role.is_gang:
             for unit in units:
                 role.by_step.setdefault(unit // self.items, deque()).append(unit)
             self._kick(role.workers[0])
@@ -358,9 +431,16 @@ class _Run:
         for worker in self._hand_out(role):
             self._kick(worker)
 
-    def _hand_out(self, role: _Role) -> list[_Worker]:
+    def _hand_out(self, role: _Role) -> Sequence[_Worker]:
         """To whoever has most room, of two the one that has less in hand."""
         waiting, heap, workers = role.waiting, role.heap, role.workers
+        if not waiting:
+            return ()
+        if len(workers) == 1:
+            inbox, room = workers[0].inbox, role.window - len(workers[0].inbox)
+            for _ in range(min(room, len(waiting))):
+                inbox.append(waiting.popleft())
+            return workers if room > 0 else ()
         touched: dict[int, _Worker] = {}
         while waiting and heap:
             held, in_hand, number = heap[0]
@@ -377,8 +457,10 @@ class _Run:
         return list(touched.values())
 
     def _changed(self, worker: _Worker) -> None:
-        held = len(worker.inbox)
-        heappush(worker.role.heap, (held, held + worker.working, worker.number))
+        role = worker.role
+        if len(role.workers) > 1:
+            held = len(worker.inbox)
+            heappush(role.heap, (held, held + worker.working, worker.number))
 
     def _emit(self, role: _Role, units: Sequence[int]) -> None:
         for consumer in role.outputs:
@@ -396,7 +478,7 @@ class _Run:
     def _has_work(self, worker: _Worker) -> bool:
         if worker.ranks:
             return len(worker.role.by_step.get(worker.role.step, ())) >= self._round(worker)
-        return bool(worker.inbox) or worker.in_hand > 0
+        return bool(worker.inbox) or worker.in_hand > 0  # as in _wants
 
     def _round(self, worker: _Worker) -> int:
         role = worker.role
@@ -409,22 +491,37 @@ class _Run:
 
     def _kick(self, worker: _Worker) -> None:
         region = worker.region
-        if region.shared:
-            if region.switching or region.at < 0 or region.turns[region.at] is not worker.turn:
-                self._settle(region)
-                return
-            if self._is_due(worker) and any(self._wants(t) for t in region.turns if t is not worker.turn):
-                self._settle(region)
-                return
-        self._start(worker)
-        if region.shared and not worker.busy:
+        if not region.shared:
+            if not worker.busy or worker.role.lanes:
+                self._start(worker)
+            return
+        if region.switching:
+            return
+        turn = worker.turn
+        if region.at < 0 or region.turns[region.at] is not turn:
             self._settle(region)
+            return
+        if worker.busy and not worker.role.lanes and not turn.beside:
+            return
+        if self._is_due(worker) and self._is_wanted(region, turn):
+            self._settle(region)
+            return
+        self._start(worker)
+        if not worker.busy:
+            self._settle(region)
+
+    def _is_wanted(self, region: _Region, turn: _Turn) -> bool:
+        for other in region.turns:  # noqa: SIM110 - as in _wants
+            if other is not turn and self._wants(other):
+                return True
+        return False
 
     def _note(self, worker: _Worker, step: int, taken: int) -> None:
         worker.taken += taken
         if worker.first < 0:
             worker.first = step
-        worker.newest = max(worker.newest, step)
+        if step > worker.newest:
+            worker.newest = step
 
     def _start(self, worker: _Worker) -> None:
         role = worker.role
@@ -450,7 +547,7 @@ class _Run:
         self._note(worker, step, len(batch))
         at, each, sizes = self.now + role.per_batch * worker.factor, role.per_item * worker.factor, role.size
         for unit in batch:
-            at += each * sizes[unit % items % len(sizes)] if sizes else each
+            at += each * sizes[unit % len(sizes)] if sizes else each
             piece = (self.piece, role.index, "compute", self.now, at)
             self._at(at, self._over if unit == batch[-1] else self._passed, worker, unit, piece)
         self._changed(worker)
@@ -490,7 +587,7 @@ class _Run:
             worker.working += 1
             self._busy(worker)
             self._note(worker, step, 1)
-            size = role.size[unit % items % len(role.size)] if role.size else 1.0
+            size = role.size[unit % len(role.size)] if role.size else 1.0
             at = self.now + role.lanes * role.per_item * worker.factor * size
             self._at(at, self._lane_over, worker, unit, (self.piece, role.index, "compute", self.now, at))
             self._changed(worker)
@@ -519,11 +616,11 @@ class _Run:
             role.step, role.rounds_taken = step + 1, 0
         loads = [0.0] * len(ranks)
         for number, unit in enumerate(units):
-            loads[number % len(ranks)] += role.size[unit % items % len(role.size)] if role.size else 1.0
+            loads[number % len(ranks)] += role.size[unit % len(role.size)] if role.size else 1.0
         service = role.spec.service
         assert isinstance(service, InRounds)
         slowest = max(role.per_item * load * factor for load, factor in zip(loads, ranks, strict=True))
-        sync = service.sync_ms.value * (len(ranks) - 1) / len(ranks)
+        sync = service.sync_ms.value * (role.world - 1) / role.world
         ms = slowest + (role.per_batch + sync) * worker.factor
         self._busy(worker)
         self._note(worker, step, 1)
@@ -551,8 +648,8 @@ class _Run:
         step, units, _ = passage
         self._busy(worker)
         self._note(worker, step, 1)
-        sizes, items = role.size, self.items
-        work = sum(sizes[unit % items % len(sizes)] for unit in units) if sizes else len(units)
+        sizes = role.size
+        work = sum(sizes[unit % len(sizes)] for unit in units) if sizes else len(units)
         at = self.now + (role.per_batch + role.per_item * work) * worker.factor
         self._at(at, self._passage_over, worker, passage, (self.piece, role.index, "compute", self.now, at))
 
@@ -586,33 +683,38 @@ class _Run:
 
     # --- turns --------------------------------------------------------------------------------------------------------
     def _wants(self, turn: _Turn) -> bool:
-        return any(self._has_work(worker) for worker in turn.workers)
+        if turn.role.is_gang:
+            return self._has_work(turn.workers[0])
+        for worker in turn.workers:  # noqa: SIM110 - asked a million times a plan, and a generator costs twice as much
+            if worker.inbox or worker.in_hand:
+                return True
+        return False
 
     def _is_ripe(self, turn: _Turn) -> bool:
         """A role that gave its turn back because it was idle waits for a quarter of what may wait for it; asked while
         nobody of the region works."""
-        if turn.fed_inside or not turn.idle_left or turn.role.spec.is_gang:
+        if turn.fed_inside or not turn.idle_left or turn.role.is_gang:
             return True
         return any(w.in_hand or 4 * len(w.inbox) >= turn.role.window for w in turn.workers)
 
     def _settle(self, region: _Region) -> None:
         if region.switching:
             return
-        holder = region.turns[region.at] if region.at >= 0 else None
+        turns, at = region.turns, region.at
+        holder = turns[at] if at >= 0 else None
         if region.busy and (holder is None or region.preloaded >= 0 or not holder.beside):
             return
-        count = len(region.turns)
-        order = [region.turns[(region.at + 1 + i) % count] for i in range(count)]
-        if holder is not None:
-            order.pop()  # who held last comes last
         due = False
+        # Who held last comes last, as the holder.
         if holder is not None:
             for worker in holder.workers:
                 worker_due = self._is_due(worker)
                 if worker.busy or (not worker_due and self._has_work(worker)):
-                    self._preload(region, holder, order)
+                    if holder.beside:
+                        self._preload(region, holder, [*turns[at + 1 :], *turns[:at]])
                     return
                 due = due or worker_due
+        order = turns if at < 0 else [*turns[at + 1 :], *turns[:at]]
         rivals = [turn for turn in order if self._wants(turn)]
         for turn in rivals:
             if region.impatient or self._is_ripe(turn):
