@@ -18,8 +18,9 @@ from tools.prove import exact, problems
 
 QUICK = (0, 2, 3, 4, 5, 7, 8, 9, 10, 12, 14, 15, 16, 17, 19, 20, 21, 22, 23, 24)
 """Of 3 slots, with less than a thousand plans each; `python -m tools.prove exact` tries the others, too."""
-MOST_LOSS = 0.25
-"""Against plans that no nested cut gives, such as a slot for the trainer alone and the others' roles on all."""
+MOST_LOSS = 0.05
+"""Against all plans, those that no nested cut gives among them, such as a slot for the trainer alone and the others'
+roles on all."""
 
 
 def role(name, per_item, *, peak=0.0, **more):
@@ -89,7 +90,7 @@ def test_an_option_that_fits_is_chosen_where_the_faster_one_does_not():
 
 def test_nested_cuts_of_three_roles():
     roles = (role("a", 1), role("b", 1), role("c", 1, service=InRounds()))
-    assert set(search.layouts(chain(*roles, slots=3))) == {
+    assert set(search.layouts(chain(*roles, slots=8))) == {
         (("a",), ("b",), ("c",)),
         (("a", "b"), ("c",)),
         (("a", "c"), ("b",)),

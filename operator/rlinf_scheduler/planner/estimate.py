@@ -1,0 +1,166 @@
+"""What a candidate will take, about, in some tens of microseconds: which ones are worth a simulation. Pure. For:
+search, which decides nothing by it. It may be off either way, and bounds.py never is.
+
+Units flow: each role has them from when its first input does to when its last one does, and works them off at the
+pace of the workers that are there by then. On shared slots a role begins when the one before it in the pipeline ends.
+The two ends of a cycle are one stretch: its trips one after the other, or the work of the busier end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rlinf_scheduler.planner.bounds import Bounds
+from rlinf_scheduler.planner.candidate import Candidate, PlannedTurn
+from rlinf_scheduler.planner.problem import InLanes, InRounds, PlanProblem
+
+OFTEN: Final = 2
+"""Round trips in which an end of a cycle loses its slots once, where it shares them with a role that it feeds: between
+one and all of them, by how the simulator ranks them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    problem: PlanProblem
+    bounds: Bounds
+
+    @cached_property
+    def _order(self) -> list[str]:
+        return pipeline(self.problem)
+
+    def period_ms(self, candidate: Candidate) -> float:
+        problem, cycle = self.problem, self.problem.cycle
+        places: dict[str, list[tuple[int, PlannedTurn]]] = {}
+        for at, region in enumerate(candidate.regions):
+            for turn in region.turns:
+                places.setdefault(turn.role, []).append((at, turn))
+        free = [0.0] * len(candidate.regions)
+        shared = [len(region.turns) > 1 for region in candidate.regions]
+        first: dict[str, float] = {}
+        last: dict[str, float] = {}
+        begin = problem.weights.lag_ms.value if problem.weights and problem.weights.consumer in problem.first else 0.0
+        hand_over = problem.hand_over_ms.value
+        for name in self._order:
+            if cycle and name == cycle.back:
+                continue
+            if cycle and name == cycle.front:
+                begun, over = self._cycle_ms(candidate, places, free)
+                first[cycle.back], last[cycle.back] = begin + begun, begin + over
+                for at, _ in (*places[cycle.front], *places[cycle.back]):
+                    free[at] = begin + over
+                continue
+            inputs = problem.inputs(name)
+            came = max((first[i] + hand_over for i in inputs), default=begin)
+            all_came = max((last[i] + hand_over for i in inputs), default=begin)
+            role, choice = problem.role(name), candidate.choices[name]
+            each = role.options[choice.option].per_item_ms.value
+            workers = candidate_workers(places[name])
+            share = -(-problem.items // max(1, workers))
+            size = min(choice.micro_batch, share)
+            per_batch = role.per_batch_ms.value
+            lanes = role.service.lanes if isinstance(role.service, InLanes) else 0
+            if isinstance(role.service, InRounds):
+                per_batch += role.service.sync_ms.value * (workers - 1) / max(1, workers)
+            unit = each + per_batch / (share if lanes else size)
+            paces = []
+            for at, turn in places[name]:
+                switch = self._switch_ms(name, choice.stays) if shared[at] else 0.0
+                paces.append((max(free[at] + switch, came), self._pace(name, turn)))
+            one = self.bounds.fastest(name)
+            over = _worked_off(paces, self.bounds.total(name) * unit)
+            piece = lanes * each if lanes else size * each + per_batch if role.is_gang else each + per_batch
+            over = max(over, all_came + piece * one, min(t for t, _ in paces) + share * unit * one)
+            first[name], last[name] = min(t for t, _ in paces) + piece * one, over
+            for at, _ in places[name]:
+                free[at] = over
+        ended = max((last[name] for name in problem.terminal), default=0.0)
+        again = 0.0
+        for at, region in enumerate(candidate.regions):
+            if shared[at]:  # who was first has to come back
+                back = problem.role(min(region.turns, key=lambda t: self._order.index(t.role)).role)
+                leaves = problem.role(max(region.turns, key=lambda t: self._order.index(t.role)).role)
+                load = 0.0 if candidate.choices[back.name].stays else back.load_ms.value
+                leave = 0.0 if candidate.choices[leaves.name].stays else leaves.offload_ms.value
+                again = max(again, load + leave + problem.turn_ms.value)
+        return (ended + again) / (problem.staleness + 1)
+
+    def _pace(self, name: str, turn: PlannedTurn) -> float:
+        """Work of a worker of speed 1 that is done in a millisecond."""
+        role = self.problem.role(name)
+        scale = float(role.slots_per_worker**role.scaling)
+        speeds = [(pool.speed * scale, n) for pool, n in zip(self.problem.pools, turn.workers, strict=True) if n]
+        if role.is_gang:
+            return min(speed for speed, _ in speeds) * sum(n for _, n in speeds)
+        return sum(speed * n for speed, n in speeds)
+
+    def _switch_ms(self, name: str, stays: bool) -> float:
+        role = self.problem.role(name)
+        return self.problem.turn_ms.value + (0.0 if stays else role.load_ms.value + role.offload_ms.value)
+
+    def _cycle_ms(
+        self, candidate: Candidate, places: dict[str, list[tuple[int, PlannedTurn]]], free: Sequence[float]
+    ) -> tuple[float, float]:
+        """When its first units leave it, and its last."""
+        cycle = self.problem.cycle
+        assert cycle is not None
+        ends, passage, regions = [], 0.0, []
+        front = candidate_workers(places[cycle.front])
+        back = candidate_workers(places[cycle.back])
+        stages = min(candidate.stages, -(-self.problem.items // max(1, front)))
+        sub_batch = self.problem.items / max(1, front) / stages
+        crowd = max(1.0, front / back) / stages if stages > 1 else max(1.0, front / back)
+        for name in (cycle.front, cycle.back):
+            role, choice = self.problem.role(name), candidate.choices[name]
+            each, per_batch = role.options[choice.option].per_item_ms.value, role.per_batch_ms.value
+            one = (sub_batch * each + per_batch) * self.bounds.fastest(name)
+            passage += one * (crowd if name == cycle.back else 1.0) + cycle.hop_ms.value
+            pace = sum(self._pace(name, turn) for _, turn in places[name])
+            ends.append(cycle.round_trips * self.bounds.total(name) * (each + per_batch / sub_batch) / pace)
+            regions.append({at for at, _ in places[name]})
+        in_turns = len(regions[0] & regions[1]) / max(1, len(regions[0] | regions[1]))
+        switch = sum(self._switch_ms(n, candidate.choices[n].stays) for n in (cycle.front, cycle.back))
+        over = max(passage * cycle.round_trips, max(ends) * (1 - in_turns) + sum(ends) * in_turns)
+        if in_turns:
+            over += cycle.round_trips * switch
+        elif stages > 1:
+            over += passage / 2
+        for name, at in zip((cycle.front, cycle.back), regions, strict=True):
+            if not in_turns and any(len(candidate.regions[i].turns) > 1 for i in at):
+                # Its first units are through while it still works on others, and their next role takes the slots.
+                over += cycle.round_trips * self._switch_ms(name, candidate.choices[name].stays) / OFTEN
+        others = max((free[at] for of_end in regions for at in of_end), default=0.0)
+        return others + over * (1 - 0.5 * (stages > 1) / cycle.round_trips), others + over
+
+
+def candidate_workers(places: Sequence[tuple[int, PlannedTurn]]) -> int:
+    return sum(sum(turn.workers) for _, turn in places)
+
+
+def _worked_off(paces: Sequence[tuple[float, float]], work: float) -> float:
+    """When the workers that begin at these times, at these paces, are through."""
+    at, pace, left = 0.0, 0.0, work
+    for begin, more in sorted(paces):
+        if pace and left <= pace * (begin - at):
+            break
+        left -= pace * (begin - at)
+        at, pace = begin, pace + more
+    return at + left / pace if pace else float("inf")
+
+
+def pipeline(problem: PlanProblem) -> list[str]:
+    """Roles in the order in which a unit meets them."""
+    found: list[str] = []
+    front, back = (problem.cycle.front, problem.cycle.back) if problem.cycle else ("", "")
+
+    def visit(name: str) -> None:
+        if name not in found:
+            for before in (*problem.inputs(name), *((front,) if name == back else ())):
+                visit(before)
+            found.append(name)
+
+    for role in problem.roles:
+        visit(role.name)
+    return found
