@@ -33,9 +33,9 @@ def compare(name: str, *, mode: str, time_scale: float, items: int | None) -> st
         return f"| {name} | {mode} | refused: {plan} |"
     problem = problems.of_entry(
         entry, items=items, time_scale=time_scale, lag_ms=0.0, hand_over_ms=problems.HAND_OVER_MS,
-        turn_ms=problems.TURN_MS,
+        turn_ms=problems.TURN_MS, steps=range(WARM + 1, STEPS + 1),
     )  # fmt: skip
-    predicted = simulate(problem, spec.read(problem, plan, job), steps=4).period_ms
+    predicted = simulate(problem, spec.read(problem, plan, job), steps=STEPS - WARM).period_ms
     with tempfile.TemporaryDirectory(prefix="predict-") as folder:
         answer = workloads.run(manifest, Path(folder))
         lines = (Path(folder) / "work" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

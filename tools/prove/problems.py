@@ -47,11 +47,12 @@ def of_entry(
     hand_over_ms: float = 0.0,
     turn_ms: float = 0.0,
     lag_ms: float | None = None,
+    steps: Sequence[int] = (1,),
 ) -> PlanProblem:
     """As tools.workloads.job makes a job of it. `lag_ms`: when receivers have the weights; None: as the entry is
-    defined, when their sync is over."""
+    defined, when their sync is over. `steps`: those whose units' sizes are taken."""
     count = min(items or entry["items"], entry["items"])
-    drawn = [lineage.sample(entry["name"], 1, index=i, sample=0) for i in range(count)]
+    drawn = [[lineage.sample(entry["name"], step, index=i, sample=0) for i in range(count)] for step in steps]
     weights = next((e for e in entry["edges"] if e.get("weights")), None)
     sync = float(weights["syncMs"]) * time_scale if weights else 0.0
     cycle = entry.get("cycle")
@@ -81,7 +82,7 @@ def _cycle(cycle: Mapping[str, Any], scale: float) -> CycleEdge:
     return CycleEdge(front, back, cycle["roundTrips"], _number(cycle["hopMs"] * scale))
 
 
-def _role(role: Mapping[str, Any], entry: Mapping[str, Any], keys: Sequence[str], scale: float) -> RoleCosts:
+def _role(role: Mapping[str, Any], entry: Mapping[str, Any], keys: Sequence[Sequence[str]], scale: float) -> RoleCosts:
     time, memory, name = role["time"], role["memory"], role["name"]
     figures = Figures.of(role, role=name, workload=entry["name"])
     slots = sum(p["slots"] for p in entry["pools"] if name in p["roles"])
@@ -92,13 +93,15 @@ def _role(role: Mapping[str, Any], entry: Mapping[str, Any], keys: Sequence[str]
         service = InRounds(sync_ms=_number(role.get("syncMs", 0.0) * scale), ranks=ranks)
     elif role["service"] == "concurrent":
         service = InLanes(lanes=role["lanes"])
+    sizes = [tuple(map(figures.size, of_step)) for of_step in keys] if time["sigma"] else [(1.0,)]
     options = [{"peak": memory["peak"], "perItemMs": time["perItemMs"]}, *role.get("options", ())]
     return RoleCosts(
         name=name,
         service=service,
         options=tuple(Option(per_item_ms=_number(o["perItemMs"] * scale), peak_mib=float(o["peak"])) for o in options),
         per_batch_ms=_number(time["perBatchMs"] * scale),
-        sizes=tuple(map(figures.size, keys)) if time["sigma"] else (1.0,),
+        sizes=sizes[0],
+        later_sizes=tuple(sizes[1:]),
         load_ms=_number(role["loadMs"] * scale),
         offload_ms=_number(role["offloadMs"] * scale),
         resident_mib=float(memory["resident"]),
