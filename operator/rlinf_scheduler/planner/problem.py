@@ -214,7 +214,7 @@ class PlanProblem:
     """CostPerStep: share of step time that one more slot must save, and at least what it costs."""
     mode: PlacementMode = PlacementMode.AUTO
     """Collocated: all roles of a pool take turns on its slots; Disaggregated: nobody does; else what is best."""
-    pins: Mapping[str, int] = field(default_factory=dict)
+    pins: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Workers of a role, where a person has said how many."""
 
     @cached_property

@@ -117,14 +117,14 @@ class Found:
 
     best: Scored
     others: tuple[Scored, ...]
-    runners_up: tuple[RunnerUp, ...]
-    """Of others, in their order: what an RLPlan tells of them."""
     explanation: str
     is_best: bool
     runs: int
     """Simulations that it took."""
     effort: int = 0
     """Moves of units and turns in them."""
+    runners_up: tuple[RunnerUp, ...] = ()
+    """Of others, in their order: what an RLPlan tells of them."""
 
 
 def plan(problem: PlanProblem, *, effort: int | None = None, start: Sequence[Candidate] = ()) -> Found | Infeasible:

@@ -9,6 +9,7 @@ import pytest
 
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
 from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
+from rlinf_scheduler.planner.search import Found, plan
 from rlinf_scheduler.planner.simulate import Aborted, alike, simulate
 from tools.bench import planner as bench
 from tools.prove import table
@@ -116,3 +117,13 @@ def test_a_run_is_left_as_soon_as_it_lasts_too_long():
 def _side_by_side(**workers: int) -> Candidate:
     regions = tuple(Region((n,), (PlannedTurn(name, (n,)),)) for name, n in workers.items())
     return Candidate(regions=regions, choices={name: Choice(micro_batch=1) for name in workers})
+
+
+def test_a_plan_of_many_slots_is_predicted_as_by_all_of_its_workers():
+    """The finalists of 1,024 slots are run with one for two; the bar is 1%."""
+    problem = bench.problem(1024)
+    answer = plan(problem)
+    assert isinstance(answer, Found)
+    of_all = simulate(problem, answer.best.candidate)
+    assert answer.best.prediction.effort < of_all.effort
+    assert answer.best.prediction.period_ms == pytest.approx(of_all.period_ms, rel=0.01)
