@@ -29,7 +29,7 @@ from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
 from rlinf_api.profile import Profile
-from rlinf_scheduler.planner import search
+from rlinf_scheduler.planner import search, words
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.infeasible import Infeasible
@@ -104,7 +104,8 @@ class Other:
 
     seconds: float
     change_s: float
-    scored: Scored
+    candidate: Candidate
+    prediction: Prediction
     plan: RLPlanSpec
     is_new: bool
     """It was never in force."""
@@ -299,7 +300,7 @@ class _Decision:
             if feared <= best_s or hoped > (1 - PROBE_GAIN) * best_s or cost > PROBE_SHARE * left:
                 return None  # it needs no probe, or is not worth one
             said = (
-                f"{search.describe(hopeful, scored.candidate)} would take {hoped:.4g} s a step instead of {best_s:.4g} "
+                f"{words.describe(hopeful, scored.candidate)} would take {hoped:.4g} s a step instead of {best_s:.4g} "
                 f"if {', '.join(fitted.assumed)} cost nothing, and nobody has measured that; {steps} steps will tell"
             )
             return self._written(written, PlanReason.PROBE, said, seconds=hoped)
@@ -328,7 +329,7 @@ class _Decision:
             fastest = min(others, key=lambda other: other.seconds)
             gain = current_s - fastest.seconds
             said = f"revision {self.plan.revision} takes {current_s:.4g} s a step, the best other would take "
-            said += f"{fastest.seconds:.4g} s ({search.describe(fitted.problem, fastest.scored.candidate)})"
+            said += f"{fastest.seconds:.4g} s ({words.describe(fitted.problem, fastest.candidate)})"
             if gain < MIN_GAIN * current_s:
                 return Stay("Best", f"{said}; that is no gain of {MIN_GAIN:.0%}", considered=last)
             said += (
@@ -338,7 +339,7 @@ class _Decision:
         instead_s = current_s
         if self.plan.reason.code is PlanReason.PROBE:  # what it is better than is the best that was there before
             instead_s = min([current_s, *(other.seconds for other in others if not other.is_new and other is not best)])
-        said = f"{search.describe(fitted.problem, best.scored.candidate)}: {best.seconds:.4g} s a step"
+        said = f"{words.describe(fitted.problem, best.candidate)}: {best.seconds:.4g} s a step"
         said += f" instead of {instead_s:.4g}, which saves {1 - best.seconds / instead_s:.0%}" if best.is_new else ""
         said += "" if best.is_new else ", as was measured before"
         said += f"; a step of revision {self.plan.revision} takes {self.off:.3f} times what the simulator says"
@@ -347,7 +348,7 @@ class _Decision:
             PlanReason.PROFILED if is_first else PlanReason.DRIFT,
             said,
             seconds=best.seconds,
-            prediction=best.scored.prediction,
+            prediction=best.prediction,
             others=self._runners_up(fitted.problem, best, others),
         )
 
@@ -361,9 +362,9 @@ class _Decision:
         rest = sorted((other for other in others if other is not best), key=lambda other: other.seconds)
         return [
             Alternative(
-                summary=search.describe(problem, other.scored.candidate),
+                summary=words.describe(problem, other.candidate),
                 period_seconds=round(other.seconds, 6),
-                lost_because=search.lost_because(best.scored, other.scored),
+                lost_because=str(words.lost_because(best.prediction, other.prediction)),
             )
             for other in rest[:ALTERNATIVES]
         ]
@@ -375,12 +376,13 @@ class _Decision:
         known = excluded | {_content(other.plan) for other in earlier}
         for scored, written in self._ranked(problem, excluded=known):
             seconds = 1e-3 * scored.prediction.period_ms * self.off
-            yield Other(seconds, self._change_s(written), scored, written, is_new=True)
+            change_s = self._change_s(written)
+            yield Other(seconds, change_s, scored.candidate, scored.prediction, written, is_new=True)
         yield from earlier
 
     def _ranked(self, problem: PlanProblem, *, excluded: set[str]) -> Iterator[tuple[Scored, RLPlanSpec]]:
         """Candidates that a plan can say and the rules allow, the best first."""
-        found = search.plan(problem)
+        found = search.plan(problem, start=[plans.read(problem, self.plan, self.case.job)])
         if isinstance(found, Infeasible):
             return
         for scored in (found.best, *found.others):
@@ -412,9 +414,9 @@ class _Decision:
                 continue
             seen.add(content)
             candidate = plans.read(self.problem, record.spec, self.case.job)
-            scored = Scored(candidate, simulate(self.problem, candidate))
-            seconds = 1e-3 * scored.prediction.period_ms * off
-            yield Other(seconds, self._change_s(record.spec), scored, record.spec, is_new=False)
+            prediction = simulate(self.problem, candidate)
+            seconds = 1e-3 * prediction.period_ms * off
+            yield Other(seconds, self._change_s(record.spec), candidate, prediction, record.spec, is_new=False)
 
     def _is_allowed(self, plan: RLPlanSpec) -> bool:
         mode = self.case.job.placement.mode

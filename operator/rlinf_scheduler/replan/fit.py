@@ -41,6 +41,7 @@ from rlinf_scheduler.planner.problem import (
     RoleCosts,
     Service,
     WeightsEdge,
+    resampled,
 )
 
 MIB: Final = 1 << 20
@@ -57,6 +58,8 @@ TURN_MS: Final = 2.0
 UNEVEN: Final = 0.30
 """Spread of a unit's time over its mean from which on units count as of different sizes; below it is jitter, and on a
 busy machine a unit of some milliseconds has 0.2 of that. Long tails of text have 0.6 to 1.5."""
+DRAWN_STEPS: Final = 4
+"""Of units of many sizes: a step's longest unit is not another's, and a plan is judged by the mean."""
 FEW: Final = 8  # measurements whose spread says nothing yet
 APART: Final = 1.3
 """Sizes of batches that far apart make a line; nearer ones would make its slope of noise."""
@@ -166,6 +169,7 @@ def fit(job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec) -> Fit
         staleness=job.flow.max_staleness,
         hand_over_ms=Cost(HAND_OVER_MS),
         turn_ms=Cost(TURN_MS),
+        mode=job.placement.mode,
     )
     return Fit(
         problem=problem,
@@ -468,6 +472,8 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
     elif work.lanes:
         service = InLanes(lanes=work.lanes)
     memory = work.memory
+    uneven = len(work.sizes) > 1
+    sizes = resampled(work.sizes, items=graph.items, steps=DRAWN_STEPS, name=role.name) if uneven else (work.sizes,)
     homes = [quantities.to_bytes(pool.slots.memory) for pool in job.pools if role.name in pool.roles]
     if not memory.active:  # nothing is known of it: it is taken to fill its slot, so nobody shares that with it
         memory = declared.SlotMemory(peak=min(homes, default=0), offloaded=MIB)
@@ -481,7 +487,8 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
             ),
         ),
         per_batch_ms=Cost(1e3 * work.line.per_batch, by=FITTED if work.line.is_fitted else ASSUMED),
-        sizes=work.sizes,
+        sizes=sizes[0],
+        later_sizes=sizes[1:],
         load_ms=work.load,
         offload_ms=work.offload,
         resident_mib=memory.resident / MIB,
