@@ -25,20 +25,24 @@ MAX_DEBT_S: Final = 0.25
 """Lateness that is made up for. A process that was frozen for seconds must not work for nothing afterwards."""
 WORTH_SLEEPING_S: Final = 0.0002
 """Less than this left of a piece is carried on as credit: a sleep would take a millisecond."""
+MOVES_EVERY_S: Final = 5.0
+"""In a longer piece the runtime is told that work moves, as an engine tells of its tokens: else a unit of the long
+tail, longer than the deadline of its worker's phase (20 s at least), is taken for a hang, and made again for ever."""
 
 
 class Pacer:
     """Timers that come out even, on a machine that wakes late: by up to a millisecond (epoll counts in them), on busy
     cores by more. What one piece took too long, the next one takes less: the sum is right, and nobody spins. One lane,
-    whose pieces follow each other. `clock` and `sleep` are the test's."""
+    whose pieces follow each other. `moved` is called within long ones. `clock` and `sleep` are the test's."""
 
     def __init__(
         self,
+        moved: Callable[[], None] = lambda: None,
         *,
         clock: Callable[[], float] = monotonic,
         sleep: Callable[[float], object] = asyncio.sleep,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._moved, self._clock, self._sleep = moved, clock, sleep
         self.debt_s = 0.0  # how much too long the pieces so far took; negative: too short
 
     async def spend(self, *pieces: float, after: Callable[[int], None] = lambda number: None) -> float:
@@ -48,6 +52,10 @@ class Pacer:
         for number, seconds in enumerate(pieces):
             due = now + seconds - self.debt_s
             left = due - self._clock()
+            while left > MOVES_EVERY_S:
+                await self._sleep(MOVES_EVERY_S)  # type: ignore[misc]
+                self._moved()
+                left = due - self._clock()
             if left > WORTH_SLEEPING_S:
                 await self._sleep(left)  # type: ignore[misc]
             ended = self._clock()
@@ -76,7 +84,7 @@ class Desk:
     def __init__(self, ctx: RoleContext, figures: Figures) -> None:
         self.ctx, self.figures = ctx, figures
         self.graph = Graph.of(ctx.flow.config)
-        self.pacer = Pacer()
+        self.pacer = Pacer(ctx.moved)
         self.jitter = Jitter(
             jitter=figures.jitter, seed=f"{ctx.flow.seed}/{figures.workload}/{figures.role}/{ctx.rank}/{ctx.attempt}"
         )

@@ -79,7 +79,7 @@ class Concurrent:
         self._desk = desk
         self._channels = desk.inputs()
         self._joined = Joined(self._channels)
-        self._free = [Pacer() for _ in range(desk.figures.lanes)]
+        self._free = [Pacer(desk.ctx.moved) for _ in range(desk.figures.lanes)]
         self._lane_freed = asyncio.Event()
         self._step = 0
 

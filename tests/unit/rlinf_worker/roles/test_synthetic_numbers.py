@@ -1,5 +1,6 @@
 """What the numbers of a synthetic role come to: sizes, times on slots and pools, drift; timers that come out even."""
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 
 from rlinf_worker.roles.synthetic.desk import MAX_DEBT_S, Pacer
 from rlinf_worker.roles.synthetic.figures import Figures, Jitter
+from rlinf_worker.settings import Settings
 
 SERIAL = {"time": {"perItemMs": 4.0, "perBatchMs": 10.0}}
 
@@ -127,3 +129,15 @@ async def test_a_process_that_was_frozen_does_not_work_for_nothing_afterwards():
     await pacer.spend(0.1)
     clock.late = 0.0
     assert await pacer.spend(1.0) == pytest.approx(1.0 - MAX_DEBT_S)
+
+
+async def test_within_a_long_piece_the_runtime_is_told_that_work_moves():
+    """A unit of the long tail had been killed as hung after 20 s, and begun anew with the same size, for ever."""
+    clock, told = LateClock(0.0), list[float]()
+    await Pacer(lambda: told.append(clock.now), clock=clock, sleep=clock.sleep).spend(4.0, 33.0, after=lambda _: None)
+    assert clock.now == pytest.approx(37.0)
+    gaps = [after - before for before, after in itertools.pairwise([4.0, *told, 37.0])]
+    assert max(gaps) <= 5.0 < Settings().step_deadline_min_s
+    clock.late = 1.0
+    pacer = Pacer(clock=clock, sleep=clock.sleep)
+    assert await pacer.spend(12.0) == pytest.approx(12.0), "a late wake-up within it is made up for by the next"

@@ -12,6 +12,7 @@ import pytest
 from rlinf_worker.channels.protocol import PolicyVersion, Round
 from rlinf_worker.roles.protocol import FlowSettings, Memory
 from rlinf_worker.roles.synthetic import cycle
+from rlinf_worker.roles.synthetic import desk as desk_module
 from rlinf_worker.roles.synthetic.desk import Courier, Desk, figures_of
 from rlinf_worker.roles.synthetic.role import Committing, SyntheticRole
 from tests.fakes.context import Stage
@@ -283,3 +284,15 @@ async def test_a_round_of_a_gang_lasts_as_long_as_its_largest_part_and_the_sync(
         Round(branch=0, step=1, number=2, items=(item,), last=True, total_weight=1.0)
     )
     assert spent == pytest.approx([0.005, 0.012]), "its own part, then that of the other rank and half of syncMs"
+
+
+@pytest.mark.parametrize(("role", "config"), [("reward", {}), ("reward", {"service": "concurrent", "lanes": 2})])
+async def test_a_long_unit_shows_that_it_moves_in_each_service(role, config, monkeypatch):
+    monkeypatch.setattr(desk_module, "MOVES_EVERY_S", 0.004)
+    stage, moves = stage_of(), itertools.count()
+    context = stage.context(role, time={"perItemMs": 20.0}, **config)
+    monkeypatch.setattr(context, "moved", lambda: next(moves))
+    stage.channel("rollout-reward").give("w:1/0", {}, step=1)
+    async with running(context):
+        await until(lambda: stage.channel("reward-train").all)
+    assert next(moves) >= 2
