@@ -119,9 +119,10 @@ def lanes(role: RoleSpec) -> int:
     return max(1, said) if role.config.get("service") == "concurrent" else 1
 
 
-def is_gang(role: RoleSpec, *, trains: bool) -> bool:
-    """Whether its ranks take rounds together. Kind `synthetic` says so; of any other the role that ends the steps."""
-    return bool(role.config.get("gang", False)) if role.kind == KIND else trains
+def is_gang(role: RoleSpec, *, trains: bool = False) -> bool:
+    """Whether its ranks take rounds together. Kind `synthetic` says so; any other does where it `trains`,
+    which is known of a job that runs."""
+    return role.config.get("gang") is True if role.kind == KIND else trains
 
 
 def _bytes(mebibytes: object) -> int:

@@ -142,7 +142,7 @@ def _fits(holder: str, comes: str, memory: Mapping[str, SlotMemory], limit: int,
 
 def _check_gangs(plan: RLPlanSpec, job: RLJobSpec, workers: Sequence[PlacedWorker], taken: Mapping[Slot, str]) -> None:
     for role in job.roles:
-        if role.kind in GANG_KINDS:
+        if role.kind in GANG_KINDS or declared.is_gang(role):
             check_gang(role.name, workers, taken, what=f"plan revision {plan.revision}")
 
 

@@ -77,6 +77,12 @@ def run(
     simulate_slots: Annotated[
         bool, typer.Option("--simulate-slots", help="run pools with accelerators on CPU where there are none")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="spec of an RLPlan (YAML): the first plan, in place of the scheduler's; - reads standard input"
+        ),
+    ] = None,
 ) -> None:
     """Run a job on this machine: the manifest that a cluster runs, with processes for pods."""
     from rljob import run as command
@@ -88,6 +94,7 @@ def run(
         work_dir=work_dir,
         json_output=output is OutputFormat.JSON,
         simulate_slots=simulate_slots,
+        plan=plan,
     )
     raise typer.Exit(command.run(options))
 

@@ -41,12 +41,13 @@ def read(file: Path) -> dict[str, Any]:
     return found[0]
 
 
-def check(manifest: dict[str, Any]) -> Checked:
-    """Every problem of the manifest, the flow's own config included, and whether the pools have room for the roles."""
+def check(manifest: dict[str, Any], *, has_plan: bool = False) -> Checked:
+    """Every problem of the manifest, the flow's own config included, and whether the pools have room for the roles;
+    with `has_plan` that plan says where they have."""
     spec, problems = supported.validate(manifest)
     if spec is not None:
         problems = [*problems, *_flow_problems(spec)]
-    if spec is not None and not problems:
+    if spec is not None and not problems and not has_plan:
         problems = list(_room_problems(spec))
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""

@@ -52,7 +52,7 @@ def _line(plan: dict[str, Any], status: dict[str, Any]) -> str:
 
 def put(work_dir: Path, file: Path, *, timeout_s: float) -> tuple[bool, str]:
     """(whether it is in force, a sentence)."""
-    return _changed(work_dir, {"do": "set", "plan": _read(file)}, timeout_s=timeout_s)
+    return _changed(work_dir, {"do": "set", "plan": read(file)}, timeout_s=timeout_s)
 
 
 def pin(work_dir: Path, name: str, *, timeout_s: float) -> tuple[bool, str]:
@@ -64,13 +64,14 @@ def _changed(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> t
     return bool(answer["ok"]), str(answer.get("message", ""))
 
 
-def _read(file: Path) -> Any:
+def read(file: Path) -> Any:
+    """The one plan of a file, as an API server would store it."""
     found = documents.of_file(file, what=f"plan {file}")
     if len(found) != 1:
         raise InvalidManifest(
             f"plan {file} must hold one plan", got=f"{len(found)} documents", next="start from `rljob plan show --yaml`"
         )
-    return json.loads(storable.dumps(found[0]))  # as an API server would store it
+    return json.loads(storable.dumps(found[0]))
 
 
 def _ask(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

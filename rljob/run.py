@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api import names
-from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.errors import InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
 from rljob import manifest as manifests
 from rljob import picture, timeline
-from rljob.local import podspec, room
+from rljob import plan as plans
+from rljob.local import by_hand, podspec, room
 from rljob.local.objects import condition
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
@@ -50,6 +51,8 @@ class Options:
     work_dir: Path | None = None
     json_output: bool = False
     simulate_slots: bool = False
+    plan: Path | None = None
+    """The first plan, by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ def _checked_and_run(options: Options, said: RunWords) -> int:
     started = time.monotonic()
     try:
         checked = _checked(options)
+        plan = _first_plan(options, checked)
     except UserError as error:
         return _refused(said, str(error))
     if checked.problems or checked.spec is None:
@@ -106,7 +110,7 @@ def _checked_and_run(options: Options, said: RunWords) -> int:
     try:
         work.claim(checked.name, checked.spec)
         _log_to(work.log)
-        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=said.progress))
+        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=said.progress, plan=plan))
     except UserError as error:
         return _refused(said, str(error))
     except RLinfError as error:
@@ -138,16 +142,25 @@ def _checked(options: Options) -> manifests.Checked:
     manifests.override(raw, options.assignments)
     if options.seed is not None:
         manifests.override(raw, [f"spec.seed={options.seed}"])
-    checked = manifests.check(raw)
-    if checked.spec is not None and checked.spec.placement.mode is PlacementMode.PINNED:
+    checked = manifests.check(raw, has_plan=options.plan is not None)
+    if options.plan is None and checked.spec is not None and checked.spec.placement.mode is PlacementMode.PINNED:
         raise UserError(
-            "spec.placement.mode is Pinned, and a run on this machine begins without plans", wanted="Auto",
-            next="run it with Auto, then say `rljob plan set WORKDIR FILE`",
+            "spec.placement.mode is Pinned, and a run on this machine begins without plans", wanted="Auto, or --plan",
+            next="give the plan with --plan FILE",
         )  # fmt: skip
     if checked.spec is not None and not checked.problems:
         _accelerators(raw, checked.spec, simulate=options.simulate_slots)
-        checked = manifests.check(raw) if options.simulate_slots else checked
+        checked = manifests.check(raw, has_plan=options.plan is not None) if options.simulate_slots else checked
     return checked
+
+
+def _first_plan(options: Options, checked: manifests.Checked) -> dict[str, Any] | None:
+    if options.plan is None or checked.spec is None or checked.problems:
+        return None
+    try:
+        return by_hand.first(plans.read(options.plan), job=checked.name, spec=checked.spec)
+    except InvalidManifest as error:
+        raise InvalidManifest(f"plan {options.plan} cannot be used", got=str(error)) from error
 
 
 def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> None:
@@ -182,11 +195,13 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
             yield Problem(field=field, message=sentence)
 
 
-async def _run(checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Losable) -> Ending:
+async def _run(
+    checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Losable, plan: dict[str, Any] | None = None
+) -> Ending:
     loop, progress, interrupts = asyncio.get_running_loop(), ProgressLines(stream), Interrupts()
     interrupts.listen(loop.add_signal_handler)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
-    async with LocalRun(checked.manifest, spec, work_dir=work) as local:
+    async with LocalRun(checked.manifest, spec, work_dir=work, plan=plan) as local:
         watching = asyncio.create_task(_watch(local, progress))
         try:
             await _first_of(watching, interrupts.first)
@@ -353,6 +368,7 @@ def to_go_on(options: Options, spec: RLJobSpec, *, work_dir: Path) -> str:
     words += [word for assignment in options.assignments for word in ("--set", assignment)]
     words += ["--set", "spec.suspend=false"] if spec.suspend else []
     words += ["--simulate-slots"] if options.simulate_slots else []
+    words += ["--plan", str(options.plan)] if options.plan is not None else []
     command = shlex.join(words)
     return f"{command}, with the same manifest on its standard input" if str(options.file) == "-" else command
 

@@ -151,6 +151,7 @@ class Driver:
         if not job.revision:
             raise InvariantBroken("a flow was run without a plan")
         job.topology = topology
+        self.switch.declared()
         self.exchange.declare()
         self.turns.adopt(job.placement, topology)
         job.mark(Dirty.MEMBERS | Dirty.SHOWN)

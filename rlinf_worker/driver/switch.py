@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from rlinf_api import plan_rules
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.errors import InvariantBroken, RLinfError
+from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.placement import Placement, resolve
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver import changes as planning
@@ -103,6 +103,17 @@ class Switch:
         self.plan, self.number = plan, max(1, switches, self.number)
         job.event("plan", f"plan revision {plan.revision} is in force", revision=plan.revision)
         job.mark(Dirty.SHOWN)
+
+    def declared(self) -> None:
+        """The flow has said its channels: a first plan that a person wrote may name none that it has not. Raises
+        InvalidManifest. What a scheduler's plan names beyond them is the flow's own config."""
+        plan, job = self.plan, self._job
+        if plan is None or plan.source != "User" or job.attempt > 1 or self.count:
+            return
+        try:
+            planning.check(plan, Changes(), topology=job.topology, cycles=(), checkpoint_uri=job.checkpoint_uri)
+        except RLinfError as error:
+            raise InvalidManifest(f"plan revision {plan.revision} does not fit the flow: {error}") from error
 
     def prepare(self, plan: RLPlanSpec, *, finishing: bool = False) -> str:
         """Why it cannot be; empty: it is under way, or done. Told again, nothing changes."""

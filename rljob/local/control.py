@@ -21,15 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydantic import ValidationError
-
 from rlinf_api import names, sentences
 from rlinf_api.conditions import Reason
 from rlinf_api.errors import DeadlineExceeded, InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode
-from rlinf_api.plan import PlanReason, RLPlanSpec
 from rlinf_scheduler.jobs import plan_manifest
-from rljob.local import room
+from rljob.local import by_hand, room
 from rljob.local.objects import Manifest, condition
 from rljob.local.store import MemoryStore
 
@@ -138,27 +135,9 @@ class Control:
 
     async def _write(self, given: Any) -> str:
         """The RLPlan's name. What a person would have to look up is filled in: the job, the next revision."""
-        raw = given.get("spec", given) if isinstance(given, dict) else given
-        if not isinstance(raw, dict):
-            raise InvalidManifest(
-                "the plan is no mapping", got=sentences.shown(raw), next="write the spec of an RLPlan"
-            )
         job, plans = await self._get_job(), await self._plans()
-        uid, revision = job["metadata"]["uid"], max((int(p["spec"]["revision"]) for p in plans), default=0) + 1
-        reason = {"code": str(PlanReason.PINNED), "message": "set by hand"}
-        filled = {"reason": reason, **raw, "source": "User"}
-        filled["job"] = {"name": self._job, "uid": uid} | dict(raw.get("job") or {})
-        filled.setdefault("revision", revision)
-        try:
-            plan = RLPlanSpec.model_validate_json(json.dumps(filled), strict=True)
-        except ValidationError as error:
-            problems = sentences.problems(error, RLPlanSpec, value=filled, prefix="spec")
-            raise InvalidManifest("; ".join(map(str, problems))) from error
-        if (plan.job.name, plan.job.uid) != (self._job, uid):
-            raise InvalidManifest(
-                "the plan is of another job", got=f"{plan.job.name}, uid {plan.job.uid}",
-                wanted=f"{self._job}, uid {uid}", next="remove spec.job: it is filled in",
-            )  # fmt: skip
+        revision = max((int(p["spec"]["revision"]) for p in plans), default=0) + 1
+        plan = by_hand.filled_in(given, job=self._job, uid=job["metadata"]["uid"], revision=revision)
         manifest = plan_manifest(plan, namespace=self._namespace)
         known = next((p for p in plans if p["metadata"]["name"] == manifest["metadata"]["name"]), None)
         if known is None:

@@ -29,18 +29,18 @@ from typing import IO, Any, Final, Self
 
 import grpc.aio
 
-from rlinf_api import rpc, times
+from rlinf_api import names, rpc, times
 from rlinf_api.errors import UserError
-from rlinf_api.job import RLJobSpec, dump
-from rlinf_api.names import API_VERSION
+from rlinf_api.job import PlacementMode, RLJobSpec, dump
 from rlinf_api.store import Expired
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
+from rlinf_scheduler.jobs import plan_manifest
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
-from rljob.local import room
+from rljob.local import by_hand, room
 from rljob.local.containers import checkpoint_uri
 from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically
@@ -190,16 +190,21 @@ class LocalControlPlane:
 class LocalRun(LocalControlPlane):
     """The control plane with the one job of `rljob run`, and a view of its objects for people."""
 
-    def __init__(self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir) -> None:
+    def __init__(
+        self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir, plan: dict[str, Any] | None = None
+    ) -> None:
+        """`plan`: the first one, by hand (by_hand.first); None: the scheduler makes it."""
         super().__init__(work_dir.path)
         self.name = str(manifest["metadata"]["name"])
         self._writer, self._stale = Dump(self.work_dir / "objects"), False
+        self._spec = dump(spec)
         self._manifest = {
-            "apiVersion": API_VERSION,
+            "apiVersion": names.API_VERSION,
             "kind": "RLJob",
             "metadata": {**manifest["metadata"], "namespace": NAMESPACE},
-            "spec": dump(spec),
+            "spec": self._spec,
         }
+        self._plan = plan
 
     async def _begin(self) -> None:
         self._stack.callback(self._write_objects)  # the last of all, with what became of the pods
@@ -207,7 +212,19 @@ class LocalRun(LocalControlPlane):
         self.kubelet.spawn(self._dump(), name="dump", lasting=True)
         door = Control(self.store, job=self.name, namespace=NAMESPACE, work_dir=self.work_dir)
         await self._stack.enter_async_context(door)
-        await self.store.create(self._manifest)
+        await self._create()
+
+    async def _create(self) -> None:
+        """The job, and its first plan where a person wrote it: pinned, as on a cluster, so that none is asked for."""
+        if self._plan is None:
+            await self.store.create(self._manifest)
+            return
+        revision = by_hand.filled_in(self._plan, job=self.name, uid="", revision=1).revision
+        placement = {"mode": str(PlacementMode.PINNED), "pin": names.plan_name(self.name, revision)}
+        pinned = {**self._manifest, "spec": {**self._spec, "placement": placement}}
+        uid = (await self.store.create(pinned))["metadata"]["uid"]
+        plan = by_hand.filled_in(self._plan, job=self.name, uid=uid, revision=revision)
+        await self.store.create(plan_manifest(plan, namespace=NAMESPACE))
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
         """The RLJob after every change; ends when it is deleted."""

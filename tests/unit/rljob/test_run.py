@@ -326,6 +326,7 @@ def test_what_is_refused_before_the_start_exits_with_2_and_one_object(gpu_job):
             "rljob run job.yaml --work-dir '/runs/my job' --set spec.flow.steps=9 "
             "--set 'spec.roles[env].config={a: b}' --simulate-slots",
         ),
+        ({"plan": Path("my plan.yaml")}, "rljob run job.yaml --work-dir '/runs/my job' --plan 'my plan.yaml'"),
         (
             {"file": Path("-")},
             "rljob run - --work-dir '/runs/my job', with the same manifest on its standard input",

@@ -1,6 +1,7 @@
 """A lease set over two pods, as the driver runs it: all or nothing; the next driver rebuilds it from agents' hellos."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.lease_sets import Measured
 from rlinf_api.placement import NO_PLAN, Placement, resolve
-from rlinf_api.plan import RLPlanSpec
+from rlinf_api.plan import ChannelPlan, CyclePlan, RLPlanSpec
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.topology import QueueSpec, Topology
 from rlinf_worker.driver.turns import NUMBERS_PER_DRIVER, DriverTurns, check
@@ -309,6 +310,27 @@ async def test_of_a_channel_that_has_become_too_small_a_running_job_tells():
         assert said in driver.job.standing.message
         assert bool(said) == bool(driver.job.standing.message)
     assert driver.job.standing.reason == "Stepping"
+
+
+@pytest.mark.parametrize(
+    ("source", "attempt", "fields", "sentence"),
+    [
+        ("User", 1, {"channels": [ChannelPlan(name="smaples")]}, "the flow has no channel smaples"),
+        ("User", 1, {"cycles": [CyclePlan(roles=["rollout", "actor"])]}, "the flow has no cycle of rollout and actor"),
+        ("User", 2, {"channels": [ChannelPlan(name="smaples")]}, ""),
+        ("Scheduler", 1, {"channels": [ChannelPlan(name="smaples")]}, ""),
+        ("User", 1, {}, ""),
+    ],
+)
+async def test_a_first_plan_by_hand_names_no_channel_that_the_flow_has_not(source, attempt, fields, sentence):
+    """Told before any worker starts. A scheduler's plan takes such names from the flow's config, and a driver that
+    follows another finds a plan that has been in force."""
+    by_hand = plan(**BYTES).model_copy(update={"source": source, **fields})
+    driver = DriverJob(JOB, by_hand).driver(Clock(), attempt=attempt)
+    driver.switch.first(by_hand, switches=1)
+    refused = pytest.raises(InvalidManifest, match=f"plan revision 1 does not fit the flow: {sentence}")
+    with refused if sentence else contextlib.nullcontext():
+        driver.declare(TOPOLOGY)
 
 
 async def test_turns_without_an_item_are_a_condition_until_something_moves(job):
