@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from rlinf_api import options as options_of
 from rlinf_api.job import RLJobSpec, RoleSpec
 from rlinf_api.plan import WorkerMemory, WorkerPlan
 from rlinf_api.quantities import MOST, to_bytes
@@ -42,8 +43,8 @@ class SlotMemory:
         )
 
 
-def of_role(role: RoleSpec) -> SlotMemory:
-    """By its config, in MiB per slot; an `option` that is chosen has a peak of its own.
+def of_role(role: RoleSpec, *, option: str = "") -> SlotMemory:
+    """By its config, in MiB per slot; an option that is chosen, by a plan or else by the config, has its own peak.
 
     >>> role = RoleSpec.model_validate({"name": "train", "kind": "synthetic", "config":
     ...                                 {"memory": {"resident": 1, "peak": 2}, "options": [{"peak": 4}], "option": 0}})
@@ -54,12 +55,18 @@ def of_role(role: RoleSpec) -> SlotMemory:
     memory = role.config.get("memory")
     if role.kind != KIND or not isinstance(memory, dict):
         return SlotMemory()
-    peak, options, option = memory.get("peak"), role.config.get("options"), role.config.get("option")
-    if isinstance(options, list) and isinstance(option, int) and 0 <= option < len(options):
-        chosen = options[option]
-        peak = chosen.get("peak") if isinstance(chosen, dict) else peak
+    chosen = options_of.chosen(role.config, option)
+    peak = memory.get("peak") if chosen is None else chosen.get("peak")
     resident, offloaded = _bytes(memory.get("resident")), _bytes(memory.get("offloaded"))
     return SlotMemory(resident=resident, peak=_bytes(peak), offloaded=offloaded)
+
+
+def options(role: RoleSpec) -> tuple[str, ...]:
+    """By which names a plan chooses among the ways of working that the role's config lists; none: the role knows."""
+    if role.kind != KIND:
+        return ()
+    listed = role.config.get("options")
+    return (options_of.BASE, *(str(n) for n in range(len(listed) if isinstance(listed, list) else 0)))
 
 
 def of_entry(entry: WorkerPlan, role: RoleSpec) -> SlotMemory:
@@ -67,11 +74,12 @@ def of_entry(entry: WorkerPlan, role: RoleSpec) -> SlotMemory:
     held beside what is resident."""
     said = entry.memory
     if said is None:
-        return of_role(role)
+        return of_role(role, option=entry.option)
     resident, peak = to_bytes(said.resident), to_bytes(said.peak)
     if kv := to_bytes(said.kv):
         peak = max(peak, resident + kv)
-    return of_role(role).or_more(SlotMemory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
+    of_config = of_role(role, option=entry.option)
+    return of_config.or_more(SlotMemory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
 
 
 def allotment(entry: WorkerPlan) -> Allotment:
@@ -83,6 +91,7 @@ def allotment(entry: WorkerPlan) -> Allotment:
         offloaded_bytes=to_bytes(said.offloaded),
         kv_bytes=to_bytes(said.kv),
         option=entry.option,
+        tokens=entry.tokens,
     )
 
 

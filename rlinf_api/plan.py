@@ -67,7 +67,10 @@ class WorkerPlan(Model):
     slots: SlotRange
     memory: WorkerMemory | None = None
     option: Annotated[str, Field(max_length=63)] = ""
-    """Which of its ways of working the role takes, by a name of its own; empty: as its config says."""
+    """Which of its ways of working the role takes, by a name of its own; empty: as its config says. Of a synthetic role
+    the index in its `options`, or `base`."""
+    tokens: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """Tokens that one worker may have at work at once, its batch. 0: as its config says."""
 
 
 class Until(Model):

@@ -25,7 +25,7 @@ def check(plan: RLPlanSpec, job: RLJobSpec, *, counts: bool = True) -> Placement
     """
     placement = resolve(plan, job)
     bounds = _bounds(plan, placement, job) if counts else ()
-    problems = [*bounds, *_world_sizes(placement, job), *_channels(plan), *_memory(plan, job)]
+    problems = [*bounds, *_world_sizes(placement, job), *_channels(plan), *_options(plan, job), *_memory(plan, job)]
     if problems:
         raise InvalidManifest("; ".join(problems))
     return placement
@@ -71,6 +71,16 @@ def _channels(plan: RLPlanSpec) -> Iterator[str]:
             yield (
                 f"channel {channel.name!r} holds {channel.capacity.units} units, fewer than microBatch * depth = "
                 f"{channel.micro_batch * channel.depth}, so that it would stand still; raise capacity.units"
+            )
+
+
+def _options(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
+    for entry in plan.workers:
+        allowed = declared.options(job.role(entry.role))
+        if entry.option and allowed and entry.option not in allowed:
+            yield (
+                f"it chooses option {entry.option!r} of role {entry.role!r}, whose config has {', '.join(allowed)}; "
+                "write one of these, or leave it out"
             )
 
 

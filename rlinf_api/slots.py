@@ -33,8 +33,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """What a plan gives a worker besides its slots: bytes of each of them, and which of its ways of working. 0 and "":
-    the plan does not say.
+    """What a plan gives a worker besides its slots: bytes of each of them, which of its ways of working, how many
+    tokens at once. 0 and "": the plan does not say.
 
     Allotment(resident_bytes=20 << 30, peak_bytes=60 << 30, offloaded_bytes=1 << 30, kv_bytes=30 << 30, option="eager")
     """
@@ -44,6 +44,7 @@ class Allotment:
     offloaded_bytes: int = 0
     kv_bytes: int = 0
     option: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

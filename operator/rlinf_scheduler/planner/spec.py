@@ -1,7 +1,6 @@
 """A candidate as an RLPlan says it, and the reverse. For: the chosen plan, and what-if over a plan that exists. Pure.
 
-What a plan cannot say yet (docs/limits.md): resident while others have the turn, which option a role runs with (its
-peak stands in `memory`).
+A role's options are numbered: 0 is the role as it stands, of which a plan says nothing, 1 the first of its list.
 """
 
 from __future__ import annotations
@@ -100,6 +99,7 @@ def _workers(role: RoleCosts, turn: PlannedTurn, slots: Sequence[Sequence[Slot]]
         role=role.name,
         count=sum(turn.workers),
         slots=compress(groups),
+        option=str(choice.option - 1) if choice.option else "",
         memory=WorkerMemory(resident=resident, peak=peak, offloaded=offloaded) if any(memory) else None,
     )
 
@@ -147,7 +147,7 @@ def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:
 
 
 def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
-    """Of a plan that exists: to predict it. Options and what stays resident are those that a plan cannot say."""
+    """Of a plan that exists: to predict it."""
     placed = placement.resolve(plan, job)
     at = {pool.name: i for i, pool in enumerate(problem.pools)}
     regions: list[Region] = []
@@ -168,8 +168,17 @@ def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
     choices = {}
     for role in problem.roles:
         channel = placed.channel(problem.channel(role.name))
-        choices[role.name] = Choice(micro_batch=channel.micro_batch, depth=channel.depth)
+        entries = [entry for entry in plan.workers if entry.role == role.name]
+        choices[role.name] = Choice(
+            micro_batch=channel.micro_batch, depth=channel.depth, option=_option(role, entries[0].option)
+        )
     return Candidate(regions=tuple(regions), choices=choices, stages=max(placed.stages.values(), default=1))
+
+
+def _option(role: RoleCosts, name: str) -> int:
+    """By its number among the costs; one that these do not have is taken as it stands."""
+    number = int(name) + 1 if name.isdecimal() else 0
+    return number if number < len(role.options) else 0
 
 
 def _count(pools: Iterator[str], at: dict[str, int]) -> tuple[int, ...]:

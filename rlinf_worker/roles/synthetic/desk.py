@@ -75,6 +75,7 @@ def figures_of(ctx: RoleContext) -> Figures:
         slots=max(1, len(ctx.slots)),
         speed=float((flow.get("speeds") or {}).get(ctx.pool, 1.0)),
         drift=drift if drift.get("role") == ctx.role else None,
+        option=ctx.allotment.option,
     )
 
 
@@ -82,7 +83,7 @@ class Desk:
     """One per worker."""
 
     def __init__(self, ctx: RoleContext, figures: Figures) -> None:
-        self.ctx, self.figures = ctx, figures
+        self.ctx, self._figures, self._option = ctx, figures, ctx.allotment.option
         self.graph = Graph.of(ctx.flow.config)
         self.pacer = Pacer(ctx.moved)
         self.jitter = Jitter(
@@ -92,6 +93,13 @@ class Desk:
         self._payload = bytes(figures.payload_bytes)
         weights = self.graph.weights
         self._pulls = weights is not None and weights.consumer == ctx.role
+
+    @property
+    def figures(self) -> Figures:
+        """By the plan in force: another option counts from the next piece on, before anything of the next step."""
+        if self._option != self.ctx.allotment.option:
+            self._figures, self._option = figures_of(self.ctx), self.ctx.allotment.option
+        return self._figures
 
     def inputs(self) -> list[Channel]:
         return [self.ctx.channel(name) for name in self.graph.takes_from(self.ctx.role)]

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlinf_api import options
+
 JITTER_BOUNDS: Final = (0.5, 2.0)
 MIB: Final = 1 << 20
 
@@ -56,10 +58,11 @@ class Figures:
         slots: int = 1,
         speed: float = 1.0,
         drift: Mapping[str, Any] | None = None,
+        option: str = "",
     ) -> Figures:
+        """`option`: the plan's, by the name that it has there; empty: the config's."""
         time, memory = config["time"], config.get("memory") or {}
-        option = config.get("option")
-        chosen = config["options"][option] if option is not None else {}
+        chosen = options.chosen(config, option) or {}
         seconds = 1e-3 / (speed * slots ** float(config.get("scaling", 1.0)))
         lanes = int(config.get("lanes", 1))
         concurrent = config.get("service", "serial") == "concurrent"

@@ -131,13 +131,12 @@ Service = Serial | Concurrent | Front | Back
 
 class SyntheticRole:
     def __init__(self) -> None:
-        self._figures: Figures | None = None
+        self._desk: Desk | None = None
         self._is_loaded = False
         self._switching = Pacer()
 
     async def run(self, ctx: RoleContext) -> None:
-        figures = self._figures = figures_of(ctx)
-        desk = Desk(ctx, figures)
+        desk = self._desk = Desk(ctx, figures_of(ctx))
         if ctx.role == desk.graph.committing:
             await ctx.train(Committing(desk, in_turn=self._in_turn))
             return
@@ -158,6 +157,10 @@ class SyntheticRole:
         if cycle is not None and role == cycle.back:
             return Back(desk, cycle)
         return Concurrent(desk) if desk.figures.concurrent else Serial(desk)
+
+    @property
+    def _figures(self) -> Figures | None:
+        return self._desk.figures if self._desk is not None else None
 
     # --- Offloadable: called by the runtime ---------------------------------------------------------------------------
     def memory(self) -> Memory:

@@ -8,6 +8,7 @@ from rlinf_api import plan_rules
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import ChannelPlan, PoolPlan, RLPlanSpec, WorkerMemory
+from rlinf_worker.channels import messages
 from tests.builders_driver import make_job
 
 
@@ -129,3 +130,36 @@ def test_memory_is_of_a_slot_however_many_of_them_a_worker_takes():
 def test_what_an_engine_holds_for_its_cache_counts_beside_its_weights():
     memory = {"resident": "30Mi", "kv": "40Mi"}
     assert "need 82837504" in refusal(*synthetic(ranks=[], count=2, planned=memory))
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "need"),
+    [(None, "", ""), (None, "0", "need 79691776"), (0, "", "need 79691776"), (0, "base", ""), (0, "1", "")],
+)
+def test_an_option_that_the_plan_chooses_has_its_own_peak_whatever_the_config_chose(config, option, need):
+    """67 MiB is the peak of the first one, and beside the 9 of the other too much for a slot of 70."""
+    options = [{"peak": 67, "perItemMs": 1}, {"peak": 40, "perItemMs": 2}]
+    plan, job = synthetic(ranks=[], count=2, options=options, option=config)
+    workers = [w.model_copy(update={"option": option}) if w.role == "train" else w for w in plan.workers]
+    plan = plan.model_copy(update={"workers": workers})
+    if need:
+        assert need in refusal(plan, job)
+    else:
+        placed = plan_rules.check(plan, job)
+        assert {w.allotment.option for w in placed.of_role("train")} == {option}
+
+
+@pytest.mark.parametrize("option", ["2", "-1", "eager", "1.0"])
+def test_an_option_that_the_config_does_not_list_is_refused(option):
+    plan, job = synthetic(ranks=[], count=2, options=[{"peak": 40, "perItemMs": 1}] * 2)
+    workers = [w.model_copy(update={"option": option}) for w in plan.workers if w.role == "train"]
+    plan = plan.model_copy(update={"workers": [*(w for w in plan.workers if w.role != "train"), *workers]})
+    assert f"it chooses option {option!r} of role 'train', whose config has base, 0, 1" in refusal(plan, job)
+
+
+def test_of_another_kind_the_role_alone_knows_its_options():
+    job = make_job(elastic=True)
+    workers = [w.model_copy(update={"option": "eager", "tokens": 4096}) for w in job.plan.workers]
+    placed = plan_rules.check(job.plan.model_copy(update={"workers": workers}), job.spec)
+    assert {(w.allotment.option, w.allotment.tokens) for w in placed.workers} == {("eager", 4096)}
+    assert {messages.allotment_from_pb(messages.allotment_to_pb(w.allotment)).tokens for w in placed.workers} == {4096}

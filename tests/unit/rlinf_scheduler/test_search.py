@@ -123,5 +123,27 @@ def test_a_plan_of_a_synthetic_job_is_one_that_the_runtime_takes(name):
     assert {frozenset(t.role for t in r.turns) for r in again.regions} == {
         frozenset(t.role for t in r.turns) for r in found.best.candidate.regions
     }
+    assert {name: choice.option for name, choice in again.choices.items()} == {
+        name: choice.option for name, choice in found.best.candidate.choices.items()
+    }
     assert again.slots == found.best.candidate.slots
     assert again.stages == found.best.candidate.stages
+
+
+def test_what_is_chosen_of_a_role_stands_in_its_plan_and_is_read_again():
+    entry = workloads.entries()["drawn-14"]
+    problem = problems.of_entry(entry, items=16)
+    found = plan(problem, effort=1_000)
+    assert isinstance(found, Found)
+    best = found.best.candidate
+    choices = {**best.choices, "train": replace(best.choices["train"], option=1)}
+    reason = PlanReasonModel(code=PlanReason.PROFILED)
+    written = spec.write(
+        problem, replace(best, choices=choices), found.best.prediction, job=JobRef(name="j", uid=UID), revision=2,
+        reason=reason,
+    )  # fmt: skip
+    assert written is not None
+    assert [w.option for w in written.workers if w.role == "train"] == ["0"]
+    job = RLJobSpec.model_validate(workloads.job(entry, items=16)["spec"])
+    plan_rules.check(written, job)
+    assert spec.read(problem, written, job).choices["train"].option == 1

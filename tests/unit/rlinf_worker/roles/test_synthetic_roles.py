@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import json
+import time
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import pytest
 
+from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import PolicyVersion, Round
 from rlinf_worker.roles.protocol import FlowSettings, Memory
 from rlinf_worker.roles.synthetic import cycle
@@ -296,3 +298,26 @@ async def test_a_long_unit_shows_that_it_moves_in_each_service(role, config, mon
     async with running(context):
         await until(lambda: stage.channel("reward-train").all)
     assert next(moves) >= 2
+
+
+async def test_another_option_of_the_plan_counts_from_the_next_step_on_in_the_same_life():
+    stage = stage_of()
+    units, done = stage.channel("rollout-reward"), stage.channel("reward-train")
+    context = stage.context(
+        "reward", time={"perItemMs": 0.0}, memory={"resident": 1, "peak": 9}, options=[{"peak": 5, "perItemMs": 30.0}]
+    )
+
+    async def took(key):
+        began = time.monotonic()
+        units.give(key, {}, step=1)
+        await until(lambda: key in keys(done.all))
+        return time.monotonic() - began
+
+    async with running(context) as (role,):
+        await took("w:1/0")
+        assert role.memory().peak == 9 << 20
+        context.allotment = Allotment(option="0")
+        assert await took("w:2/0") >= 0.025
+        assert role.memory().peak == 5 << 20
+        context.allotment = Allotment(option="base")
+        assert role.memory().peak == 9 << 20
