@@ -92,7 +92,23 @@ def allotment(entry: WorkerPlan) -> Allotment:
         kv_bytes=to_bytes(said.kv),
         option=entry.option,
         tokens=entry.tokens,
+        stays=entry.stays,
     )
+
+
+def kept(entry: WorkerPlan, memory: SlotMemory) -> int:
+    """Bytes of a slot that the entry's workers keep while others have the turn. Of one that stays and does not say what
+    is resident, its peak."""
+    return max(memory.resident or memory.active, memory.offloaded) if entry.stays else memory.offloaded
+
+
+def kept_by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, int]:
+    """The most of any of a role's entries."""
+    roles = {role.name: role for role in job.roles}
+    found: dict[str, int] = {}
+    for entry in entries:
+        found[entry.role] = max(kept(entry, of_entry(entry, roles[entry.role])), found.get(entry.role, 0))
+    return found
 
 
 def by_role(entries: Iterable[WorkerPlan], job: RLJobSpec) -> dict[str, SlotMemory]:

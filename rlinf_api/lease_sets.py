@@ -118,25 +118,27 @@ def _resolved(
     if not order:
         raise InvalidManifest(what, got="no turns", wanted="a turn for each role on its slots", next="write turns")
     limits = {slot: to_bytes(pool.slots.memory) for slot in slots for pool in job.pools if pool.name == slot.pool}
-    memory = declared.by_role((worker for worker in plan.workers if worker.role in inside), job)
+    entries = [worker for worker in plan.workers if worker.role in inside]
+    memory, keeps = declared.by_role(entries, job), declared.kept_by_role(entries, job)
+    room = min(limits.values())
     turns = [
         PlacedTurn(
             role=turn.role,
             workers=tuple(worker.id for worker in inside[turn.role]),
             until_units=turn.until.units or 0,
-            beside=frozenset(role for role in order if _fits(turn.role, role, memory, min(limits.values()), order)),
+            beside=frozenset(role for role in order if _fits(turn.role, role, memory, keeps, limit=room)),
         )
         for turn in entry.turns
     ]
     return PlacedSet(name=entry.name, slots=slots, turns=tuple(turns))
 
 
-def _fits(holder: str, comes: str, memory: Mapping[str, SlotMemory], limit: int, roles: Iterable[str]) -> bool:
+def _fits(holder: str, comes: str, memory: Mapping[str, SlotMemory], keeps: Mapping[str, int], *, limit: int) -> bool:
     """Whether `comes` may load while `holder` works. Only where both are declared."""
     if holder == comes or holder not in memory or comes not in memory:
         return False
     peak, resident = memory[holder].peak, memory[comes].resident
-    others = sum(memory[r].offloaded for r in roles if r in memory and r not in (holder, comes))
+    others = sum(kept for role, kept in keeps.items() if role not in (holder, comes))
     return peak > 0 and resident > 0 and peak + resident + others <= limit
 
 

@@ -71,6 +71,9 @@ class WorkerPlan(Model):
     the index in its `options`, or `base`."""
     tokens: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
     """Tokens that one worker may have at work at once, its batch. 0: as its config says."""
+    stays: bool = False
+    """Resident while others have their turns on its slots: neither offloaded nor loaded again. false: memory is what
+    roles in turns lack most."""
 
 
 class Until(Model):

@@ -86,7 +86,7 @@ def _options(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
 
 def _memory(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
     """A slot holds the active worker at its peak and what the others keep there: all of it, or, where they take turns,
-    what an offload leaves. All of that is of one slot, however many a worker takes."""
+    what an offload leaves of those that do not stay. All of that is of one slot, however many a worker takes."""
     pools, roles = {p.name: p for p in job.pools}, {r.name: r for r in job.roles}
     in_turns = {s for lease in plan.lease_sets for s in slot_ranges.expand(lease.slots)}
     on: dict[Slot, list[tuple[str, int, int]]] = {}
@@ -95,7 +95,7 @@ def _memory(plan: RLPlanSpec, job: RLJobSpec) -> Iterator[str]:
         if memory == SlotMemory():
             continue
         for slot in slot_ranges.expand(entry.slots):
-            on.setdefault(slot, []).append((entry.role, memory.active, memory.offloaded))
+            on.setdefault(slot, []).append((entry.role, memory.active, declared.kept(entry, memory)))
     for slot, holders in sorted(on.items()):
         room = to_bytes(pools[slot.pool].slots.memory or "0")
         if not room:

@@ -34,7 +34,7 @@ class Slot:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
     """What a plan gives a worker besides its slots: bytes of each of them, which of its ways of working, how many
-    tokens at once. 0 and "": the plan does not say.
+    tokens at once, whether it stays there while others have the turn. 0 and "": the plan does not say.
 
     Allotment(resident_bytes=20 << 30, peak_bytes=60 << 30, offloaded_bytes=1 << 30, kv_bytes=30 << 30, option="eager")
     """
@@ -45,6 +45,7 @@ class Allotment:
     kv_bytes: int = 0
     option: str = ""
     tokens: int = 0
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ class AgentTurns:
         if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
             return  # said by a life, or in a plan, that is no more
         before, member.report = member.report, messages.report(worker, said)
-        if member.level_bytes is not None and member.has_left:
+        if member.level_bytes is not None and member.has_left and not said.stays:
             member.level_bytes = None
             self._look_what_it_keeps(member, had=before.memory_bytes if before else 0, has=said.memory_bytes)
         if member.leaving is None:

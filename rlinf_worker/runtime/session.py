@@ -33,6 +33,7 @@ from rlinf_worker.weights.channel import WeightsChannel
 
 logger = logging.getLogger(__name__)
 
+Settled = Callable[[], None]
 AHEAD: Final = "plan"  # who wants a link that is made before its plan is in force
 
 
@@ -79,8 +80,16 @@ class Replans:
     allotment. And the links that it makes ahead for the plan to come. Switches are numbered, and an older plan may come
     into force again: a word on plans is overtaken by its switch number, never by its revision."""
 
-    def __init__(self, host: Host, queues: Mapping[str, QueueChannel], *, world: int) -> None:
-        self._host, self._queues, self.world = host, queues, world
+    def __init__(
+        self,
+        host: Host,
+        queues: Mapping[str, QueueChannel],
+        *,
+        world: int,
+        settle: Callable[[Settled], None] = lambda then: then(),
+    ) -> None:
+        """`settle` calls what it is given once the role has left slots that the plan in force does not let it keep."""
+        self._host, self._queues, self.world, self._settle = host, queues, world, settle
         self._stages: dict[str, int] = {}  # by channel
         self.allotment = Allotment()
         self._given_anew = host.waits.signal()
@@ -102,6 +111,7 @@ class Replans:
         self.world = welcome.world or self.world
         self._allot(welcome.allotment)
         self.number = welcome.switch_number
+        self._settle(lambda: None)
 
     def on_replan(self, replan: pb.Replan) -> None:
         """For a switch that has not been overtaken: the caller has looked at `number`."""
@@ -109,12 +119,16 @@ class Replans:
         self.world = replan.world or self.world
         self._allot(replan.allotment)
         self._resize(replan.channels)
-        for queue in self._queues.values():
-            queue.into.state_credit_anew()
         for peer in self._linked_ahead:
             self._host.peers.unwant(peer, by=AHEAD)  # routes keep what is needed
         self._linked_ahead.clear()
         logger.info("another plan is in force", extra={"plan_revision": replan.plan_revision, "switch": self.number})
+        self._settle(lambda: self._answer(replan))
+
+    def _answer(self, replan: pb.Replan) -> None:
+        """With the answer the driver forgets the credit that it knew: what is said anew goes behind it."""
+        for queue in self._queues.values():
+            queue.into.state_credit_anew()
         done = pb.Replanned(plan_revision=replan.plan_revision, switch_number=replan.switch_number)
         self._host.tell(pb.WorkerMessage(replanned=done))
 
@@ -154,7 +168,14 @@ def branches_of(message: pb.DriverMessage) -> Iterable[int]:
 class WorkerSession:
     """One per worker process; survives every stream and every driver."""
 
-    def __init__(self, identity: WorkerIdentity, host: Host, *, driver: Callable[[], ToDriver]) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        host: Host,
+        *,
+        driver: Callable[[], ToDriver],
+        settle: Callable[[Settled], None] = lambda then: then(),
+    ) -> None:
         self.identity, self._host = identity, host
         self.weights = WeightsChannel(
             host, shm_dir=identity.shm_dir, rank=identity.rank, gang=lambda: self.gang.endpoints
@@ -169,7 +190,7 @@ class WorkerSession:
         self.gangs: tuple[str, ...] = ()  # the roles that end steps, each with its part of a checkpoint
         self._highest_branch = 0
         self._kept = ""
-        self.replans = Replans(host, self.queues, world=identity.world)
+        self.replans = Replans(host, self.queues, world=identity.world, settle=settle)
         self._newest_roster = 0
         self.stale_instructions = 0  # left out, as they are of an older roster or plan than has been heard of
         self._on: Mapping[str, Callable[[pb.DriverMessage], None]] = {

@@ -114,6 +114,7 @@ class Worker:
             left=lambda kept: self.session.left_slots(kept),
             # A role whose memory the plan knows may take turns under another: what they cost is measured at its start.
             tries_moves=lambda: self.session.replans.allotment.peak_bytes > 0,
+            stays=lambda: self.session.replans.allotment.stays,
         )
 
     # --- stopping -----------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Worker:
             link_settings=self._link_settings,
             peer_wait_s=self._settings.peer_wait_s,
         )
-        self.session = WorkerSession(me, self.host, driver=lambda: self.driver)
+        self.session = WorkerSession(me, self.host, driver=lambda: self.driver, settle=self.turns.replanned)
         self.driver = Uplink(
             self.session,
             wire=DIALECT,

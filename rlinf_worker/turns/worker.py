@@ -106,8 +106,12 @@ class Residence:
                 self._recorder.sums.moved("load", seconds, self.memory_bytes - before)
             self.is_loaded = True
 
-    async def offload(self) -> None:
+    async def offload(self, *, stays: bool = False) -> None:
+        """`stays`: only what channels keep there leaves."""
         async with self._moving:
+            if stays:
+                self._spill()
+                return
             is_there = self.is_loaded and isinstance(self.role, Offloadable)
             before = await self._look() if is_there else None  # outside of the span: it is no part of the move
             offloading, said, was_loaded = self._recorder.begin("offload", step=self._step()), 0, self.is_loaded
@@ -238,10 +242,12 @@ class Turns:
         footprint: Footprint | None = None,
         left: Callable[[int], None] = lambda kept: None,
         tries_moves: Callable[[], bool] = lambda: False,
+        stays: Callable[[], bool] = lambda: False,
     ) -> None:
         """`has_input`: whether a role that was stopped at a safe point has something to go on with. `spill` moves what
         channels keep on the slots to host memory; bytes that moved. `tries_moves`: whether a role that takes no turns
-        is moved off its slots and back once, as it may take some under another plan."""
+        is moved off its slots and back once, as it may take some under another plan. `stays`: whether the plan in force
+        leaves the role resident while others have the turn."""
         self._waits, self._recorder, self._settings = waits, recorder, settings
         self._progress, self._has_input, self._tell = progress, has_input, say
         self._tries_moves = tries_moves
@@ -255,6 +261,7 @@ class Turns:
             footprint=footprint,
             left=left,
         )
+        self._stays, self._stayed = stays, False
         self.term = Term(progress)
         self._known = say is None
         self.lease_set = ""
@@ -398,6 +405,7 @@ class Turns:
                 seen=self._seen,
                 items=self._progress().items,
                 memory_bytes=self.residence.memory_bytes,
+                stays=self._stayed,
             )
         )
 
@@ -426,7 +434,7 @@ class Turns:
         if self.lease_set and not before and self._inside:
             self._on = self._granted = True  # the slots were its own
         elif before and not self.lease_set:
-            self._frozen, self._granted = None, False
+            self._frozen, self._granted, self._stayed = None, False, False
             self.yield_wanted.clear()
             self._wish.end()
             self.residence.begin(self._come_on())  # behind an offload that is under way
@@ -439,7 +447,7 @@ class Turns:
         match order.kind:
             case Kind.GRANT:
                 self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
-                self._granted = True
+                self._granted, self._stayed = True, False
                 self._frozen = None
                 self.term.begin(until_units=order.until_units)
                 self.switches += 1
@@ -491,8 +499,23 @@ class Turns:
         self._seen = max(self._seen, number)
         self.look()
 
-    async def _go_off(self, number: int) -> None:
+    def replanned(self, then: Callable[[], None]) -> None:
+        """Another plan is in force: `then` once the role is off slots on which it was to stay and is not any more. No
+        step opens before."""
+        if self._stayed and not self._stays():
+            self._stayed = False
+            self.residence.begin(self._stay_no_more(then))
+        else:
+            then()
+
+    async def _stay_no_more(self, then: Callable[[], None]) -> None:
         await self.residence.offload()
+        self.look()
+        then()
+
+    async def _go_off(self, number: int) -> None:
+        self._stayed = self._stays()  # before the move: another plan may come meanwhile
+        await self.residence.offload(stays=self._stayed)
         self._speech.wake()
         self._on = self._granted = self._leaving = False
         self._told = None

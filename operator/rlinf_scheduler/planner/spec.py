@@ -100,6 +100,7 @@ def _workers(role: RoleCosts, turn: PlannedTurn, slots: Sequence[Sequence[Slot]]
         count=sum(turn.workers),
         slots=compress(groups),
         option=str(choice.option - 1) if choice.option else "",
+        stays=choice.stays,
         memory=WorkerMemory(resident=resident, peak=peak, offloaded=offloaded) if any(memory) else None,
     )
 
@@ -170,7 +171,10 @@ def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
         channel = placed.channel(problem.channel(role.name))
         entries = [entry for entry in plan.workers if entry.role == role.name]
         choices[role.name] = Choice(
-            micro_batch=channel.micro_batch, depth=channel.depth, option=_option(role, entries[0].option)
+            micro_batch=channel.micro_batch,
+            depth=channel.depth,
+            option=_option(role, entries[0].option),
+            stays=entries[0].stays,
         )
     return Candidate(regions=tuple(regions), choices=choices, stages=max(placed.stages.values(), default=1))
 

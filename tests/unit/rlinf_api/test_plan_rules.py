@@ -163,3 +163,25 @@ def test_of_another_kind_the_role_alone_knows_its_options():
     placed = plan_rules.check(job.plan.model_copy(update={"workers": workers}), job.spec)
     assert {(w.allotment.option, w.allotment.tokens) for w in placed.workers} == {("eager", 4096)}
     assert {messages.allotment_from_pb(messages.allotment_to_pb(w.allotment)).tokens for w in placed.workers} == {4096}
+
+
+@pytest.mark.parametrize(
+    ("who", "need"),
+    [("train", "need 62914560"), ("gen", ""), ("", "")],
+)
+def test_what_stays_on_a_slot_counts_as_it_is_loaded_beside_the_peak_of_the_other(who, need):
+    """59 of 60: the peak of train beside what gen keeps. gen at its peak beside train, of which 20 stay, takes 60."""
+    plan, job = synthetic(ranks=[], count=1, memory={"resident": 20, "peak": 50, "offloaded": 5})
+    pools = [p.model_copy(update={"slots": p.slots.model_copy(update={"memory": "59Mi"})}) for p in job.pools]
+    workers = [w.model_copy(update={"stays": w.role == who}) for w in plan.workers]
+    plan, job = plan.model_copy(update={"workers": workers}), job.model_copy(update={"pools": pools})
+    if need:
+        assert need in refusal(plan, job)
+    else:
+        assert {w.role for w in plan_rules.check(plan, job).workers if w.allotment.stays} == ({who} - {""})
+
+
+def test_of_one_that_stays_and_does_not_say_what_is_resident_its_peak_counts():
+    plan, job = synthetic(ranks=[], count=1, memory={"peak": 50, "offloaded": 5})
+    workers = [w.model_copy(update={"stays": w.role == "train"}) for w in plan.workers]
+    assert "need 94371840" in refusal(plan.model_copy(update={"workers": workers}), job), "40 of gen beside 50"

@@ -42,9 +42,9 @@ def test_a_plan_of_roles_side_by_side_is_this():
         "source": "Scheduler",
         "pools": [{"name": "sim", "pods": 2, "together": []}, {"name": "train", "pods": 1, "together": []}],
         "workers": [
-            {"role": "env", "count": 8, "slots": "sim/[0-1]/[0-3]", "option": "", "tokens": 0},
-            {"role": "rollout", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0},
-            {"role": "actor", "count": 1, "slots": "train/0/1", "option": "", "tokens": 0},
+            {"role": "env", "count": 8, "slots": "sim/[0-1]/[0-3]", "option": "", "tokens": 0, "stays": False},
+            {"role": "rollout", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0, "stays": False},
+            {"role": "actor", "count": 1, "slots": "train/0/1", "option": "", "tokens": 0, "stays": False},
         ],
         "leaseSets": [],
         "channels": [
@@ -69,9 +69,9 @@ def test_a_plan_of_roles_in_turns_is_this():
     }
     assert found["revision"] == 1
     assert found["workers"] == [
-        {"role": "env", "count": 8, "slots": "sim/[0-1]/[0-3]", "option": "", "tokens": 0},
-        {"role": "rollout", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0},
-        {"role": "actor", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0},
+        {"role": "env", "count": 8, "slots": "sim/[0-1]/[0-3]", "option": "", "tokens": 0, "stays": False},
+        {"role": "rollout", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0, "stays": False},
+        {"role": "actor", "count": 1, "slots": "train/0/0", "option": "", "tokens": 0, "stays": False},
     ]
     turns = [{"role": role, "until": {"step": "end"}} for role in ("rollout", "actor")]
     assert found["leaseSets"] == [{"name": "set-1", "slots": "train/0/0", "turns": turns}]

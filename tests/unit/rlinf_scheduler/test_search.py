@@ -136,14 +136,17 @@ def test_what_is_chosen_of_a_role_stands_in_its_plan_and_is_read_again():
     found = plan(problem, effort=1_000)
     assert isinstance(found, Found)
     best = found.best.candidate
-    choices = {**best.choices, "train": replace(best.choices["train"], option=1)}
+    choices = {**best.choices, "train": replace(best.choices["train"], option=1, stays=True)}
     reason = PlanReasonModel(code=PlanReason.PROFILED)
     written = spec.write(
         problem, replace(best, choices=choices), found.best.prediction, job=JobRef(name="j", uid=UID), revision=2,
         reason=reason,
     )  # fmt: skip
     assert written is not None
-    assert [w.option for w in written.workers if w.role == "train"] == ["0"]
+    assert [(w.option, w.stays) for w in written.workers if w.role == "train"] == [("0", True)]
     job = RLJobSpec.model_validate(workloads.job(entry, items=16)["spec"])
     plan_rules.check(written, job)
-    assert spec.read(problem, written, job).choices["train"].option == 1
+    again = spec.read(problem, written, job)
+    assert {name: (c.option, c.stays) for name, c in again.choices.items()} == {
+        name: (c.option, c.stays) for name, c in choices.items()
+    }

@@ -267,6 +267,18 @@ async def test_sets_that_stall_are_named_until_something_moves_or_they_are_no_mo
     ]
 
 
+async def test_of_one_that_stays_nobody_is_told_that_it_keeps_its_memory(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "wants")
+    pod.say("env/0", "idle", memory_bytes=8000)
+    pod.say("actor/0", "wants")
+    pod.say("env/0", "content", memory_bytes=8000, stays=True)
+    assert pod.notices() == []
+    pod.say("env/0", "content", memory_bytes=8000)
+    assert pod.notices() == [("turns", "worker env/0 has left its slots and keeps 8000 of 8000 bytes on them")]
+
+
 async def test_one_that_keeps_half_of_its_memory_is_not_worth_a_word(pod):
     pod.adopt(lease_set("all", "env/0", "actor/0"))
     pod.join("env/0", "actor/0")

@@ -3,6 +3,7 @@ among them; and what the worker says of itself to each driver."""
 
 import asyncio
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -320,6 +321,21 @@ async def test_another_plan_changes_sizes_of_the_ends_that_are_there_and_is_answ
     assert (replans.world, len(site.told)) == (5, 2), "the same switch, once more"
     site.hear(replan=pb.Replan(plan_revision=4, switch_number=1, world=1))
     assert (replans.world, len(site.told), site.session.stale_instructions) == (5, 2, 1)
+
+
+async def test_a_plan_is_answered_once_the_role_is_settled_and_credit_is_said_with_the_answer(site, monkeypatch):
+    """Credit that went before the answer would be forgotten with it, and the job stand still."""
+    site.welcome()
+    later, credit = list[Callable[[], None]](), watched(site.session.queues["tasks"].into, "state_credit_anew")
+    monkeypatch.setattr(site.session.replans, "_settle", later.append)
+    site.told.clear()
+    site.hear(replan=pb.Replan(plan_revision=3, switch_number=2))
+    assert (site.told, credit.call_count) == ([], 0)
+    later[0]()
+    done = pb.WorkerMessage(replanned=pb.Replanned(plan_revision=3, switch_number=2))
+    assert (site.told, credit.call_count) == ([done], 1)
+    site.welcome(switch_number=3)
+    assert len(later) == 2, "another plan may have come while the stream was broken"
 
 
 async def test_a_welcome_tells_of_the_plan_in_force(site):

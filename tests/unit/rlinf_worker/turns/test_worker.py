@@ -52,6 +52,7 @@ class Bench:
         self.news = self.waits.signal()
         self.items: list[str] = []
         self.left: list[int] = []
+        self.stays = False
         self.wanted: list[bool] = []
         """After each unit that was taken: whether the slots are wanted back."""
         limits = Settings()
@@ -67,6 +68,7 @@ class Bench:
             footprint=cast(Any, self),
             left=self.left.append,
             tries_moves=lambda: tries_moves,
+            stays=lambda: self.stays,
         )
         self.turns.residence.role = self.role
         self.turns.on_membership(pb.Membership(lease_set=lease_set))
@@ -566,3 +568,69 @@ def test_a_role_that_was_stopped_wants_its_slots_for_what_waits_and_for_what_it_
     ends = ChannelEnds(host, Mock())
     ends.queues["units"] = queue
     assert ends.has_input is goes_on
+
+
+async def idle_and_off(bench):
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    return await bench.until("content")
+
+
+async def test_a_role_that_stays_leaves_the_slots_to_others_and_moves_nothing(bench):
+    bench.stays = True
+    task, did = await working(bench)
+    gone = await idle_and_off(bench)
+    assert (gone.memory_bytes, gone.stays, bench.role.did, bench.left) == (1000, True, [], [])
+    bench.put("a")
+    await bench.until("wants")
+    assert did == [], "it does not work without its turn"
+    bench.order("grant")
+    assert not (await bench.until("holds")).stays
+    async with asyncio.timeout(5):
+        while did != ["a"]:
+            await asyncio.sleep(0)
+    assert bench.role.did == [], "nothing is loaded, either"
+    bench.stays = False
+    assert not (await idle_and_off(bench)).stays
+    assert bench.role.did == ["offload"], "as the plan in force says when it leaves"
+    await end(task)
+
+
+async def test_a_plan_that_does_not_let_it_stay_is_in_force_once_it_has_left(bench):
+    done = list[list[str]]()
+    bench.turns.replanned(lambda: done.append([*bench.role.did]))
+    assert done == [[]], "nobody else has its slots"
+    bench.stays = True
+    task, _ = await working(bench)
+    bench.turns.replanned(lambda: done.append([*bench.role.did]))
+    await idle_and_off(bench)
+    bench.turns.replanned(lambda: done.append([*bench.role.did]))
+    assert done == [[]] * 3, "it may stay"
+    bench.stays = False
+    bench.turns.replanned(lambda: done.append([*bench.role.did]))
+    async with asyncio.timeout(5):
+        while len(done) < 4:
+            await asyncio.sleep(0.001)
+    assert done[3] == ["offload"]
+    assert (bench.said[-1].memory_bytes, bench.said[-1].stays) == (10, False)
+    bench.turns.replanned(lambda: done.append([*bench.role.did]))
+    assert len(done) == 5, "once"
+    await end(task)
+
+
+async def test_a_plan_that_comes_while_it_leaves_counts_all_the_same(bench):
+    bench.stays = True
+    task, _ = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    async with bench.turns.residence._moving:
+        bench.order("offload")
+        await asyncio.sleep(0.01)
+        bench.stays, done = False, asyncio.Event()
+        bench.turns.replanned(done.set)
+        assert not done.is_set()
+    async with asyncio.timeout(5):
+        await done.wait()
+    assert bench.role.did == ["offload"]
+    await end(task)

@@ -1299,6 +1299,7 @@ class Allotment(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     OPTION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     resident_bytes: _builtins.int
     peak_bytes: _builtins.int
     offloaded_bytes: _builtins.int
@@ -1307,6 +1308,8 @@ class Allotment(_message.Message):
     """which of its ways of working, by a name of the role's"""
     tokens: _builtins.int
     """at work at once in this worker"""
+    stays: _builtins.bool
+    """is not offloaded while others have the turn"""
     def __init__(
         self,
         *,
@@ -1316,10 +1319,11 @@ class Allotment(_message.Message):
         kv_bytes: _builtins.int = ...,
         option: _builtins.str = ...,
         tokens: _builtins.int = ...,
+        stays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "offloaded_bytes", b"offloaded_bytes", "option", b"option", "peak_bytes", b"peak_bytes", "resident_bytes", b"resident_bytes", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "offloaded_bytes", b"offloaded_bytes", "option", b"option", "peak_bytes", b"peak_bytes", "resident_bytes", b"resident_bytes", "stays", b"stays", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

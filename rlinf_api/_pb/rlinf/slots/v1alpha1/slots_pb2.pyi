@@ -280,6 +280,7 @@ class TurnReport(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
     standing: _builtins.str
     """rlinf_worker.turns.Standing"""
@@ -290,6 +291,8 @@ class TurnReport(_message.Message):
     """taken and put since the worker's start"""
     memory_bytes: _builtins.int
     """on its slots, measured; 0: not known"""
+    stays: _builtins.bool
+    """it has left the slots to others, and keeps its memory there as the plan says"""
     def __init__(
         self,
         *,
@@ -299,10 +302,11 @@ class TurnReport(_message.Message):
         seen: _builtins.int = ...,
         items: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
+        stays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing", "stays", b"stays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
