@@ -337,6 +337,10 @@ class Driver:
             case "replanned":
                 self.switch.workers.answered(wid, message.replanned.switch_number)
 
+    def fact(self, name: str) -> str | None:
+        """What roles share under that name, as JSON; None: nothing yet."""
+        return self._shared.get(name)
+
     def _share(self, wid: WorkerId, fact: pb.Fact) -> None:
         """To all, and kept for whoever comes later. A second worker of the role must know the same."""
         known = self._shared.setdefault(fact.name, fact.json)

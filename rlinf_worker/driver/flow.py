@@ -226,6 +226,11 @@ class FlowRun:
         self._check(producer, consumer)
         self._weights.append(WeightsSpec(channel=self._new("weights"), producer=producer, consumer=consumer))
 
+    async def shared(self, name: str) -> Any:
+        driver = self._driver
+        await driver.job.until(lambda: driver.fact(name) is not None, what=f"fact {name!r}, which no role has shared")
+        return json.loads(driver.fact(name) or "null")
+
     def steps(self) -> AsyncIterator[Step]:
         topology = self._declared()
         if not topology.gangs:

@@ -88,6 +88,8 @@ def flow_settings(spec: RLJobSpec, *, attempt: int = 1) -> FlowSettings:
         max_staleness=spec.flow.max_staleness,
         order="lineage" if config.get("order") == "lineage" else "arrival",
         config=config,
+        model=spec.model.path if spec.model is not None else "",
+        train_data=spec.data.train if spec.data is not None else "",
     )
 
 

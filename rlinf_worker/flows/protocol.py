@@ -158,6 +158,11 @@ class Flow(Protocol):
         """The channel `weights`, from the ranks of a gang that ends steps to every worker of `consumer`."""
         ...
 
+    async def shared(self, name: str) -> Any:
+        """A fact that a role shares (`RoleContext.share`) before it is ready. To be asked for within `steps()`: before
+        it no role has been started."""
+        ...
+
     def steps(self) -> AsyncIterator[Step]:
         """Yields step n once step n - 1 - max_staleness has committed; after a restore it goes on behind the restored
         step, and ends when the last step has committed."""

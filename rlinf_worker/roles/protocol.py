@@ -51,6 +51,8 @@ class FlowSettings:
     max_staleness: int
     order: Literal["arrival", "lineage"]
     config: Mapping[str, Any]
+    model: str = ""  # spec.model.path
+    train_data: str = ""  # spec.data.train
 
     def to_json(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -18,6 +18,7 @@ class FakeFlow:
         self.payloads: dict[str, Any] = {}
         self.put_at: dict[int, list[Ticket]] = {}
         self.state: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def workers(self, role: str) -> int:
         return self._workers(role)
@@ -53,6 +54,9 @@ class FakeFlow:
 
     def withdraw(self, tickets: Any, *, step: Step) -> None:
         raise AssertionError("Must not be called!")
+
+    async def shared(self, name: str) -> Any:
+        return self.facts[name]
 
     async def steps(self) -> AsyncIterator[Step]:
         for number in range(1, self._steps + 1):

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from rlinf_api import names
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_api.job import DataSpec, ModelSpec
+from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState, Failure
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.protocol import LineageKey
@@ -17,7 +20,9 @@ from rlinf_worker.driver.main import FlowTask
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.flows import registry
 from rlinf_worker.flows.protocol import Step, Ticket
+from rlinf_worker.roles.protocol import FlowSettings
 from tests.builders_driver import Clock, make_job
+from tests.fakes.driver_world import World
 
 ROLES = {"env": 2, "rollout": 1, "actor": 3}
 
@@ -285,3 +290,23 @@ async def test_a_ticket_of_which_no_number_of_units_comes_is_refused(units):
     assert driver.job.ledger.get(1).tickets == {}
     await source.put([Ticket(key=LineageKey("a"), units=8), Ticket(key=LineageKey("b"), units=None)], step=step)
     assert driver.job.ledger.get(1).tickets == {"a": 8, "b": None}
+
+
+async def test_a_flow_is_told_a_fact_as_soon_as_a_role_shares_it():
+    world = World(make_job())
+    await world.run_until(lambda: world.driver.job.begun)
+    driver, flow = world.driver, FlowRun(world.driver, roles=ROLES, on_declared=lambda topology: None)
+    waiting = asyncio.ensure_future(flow.shared("rows"))
+    for name, value in (("other", "1"), ("rows", '{"count": 7}')):
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        driver.on_worker_message(WorkerId("env/0"), pb.WorkerMessage(fact=pb.Fact(name=name, json=value)))
+    assert await asyncio.wait_for(waiting, 5) == {"count": 7}
+    assert await flow.shared("rows") == {"count": 7}, "it stays"
+
+
+def test_roles_are_told_where_model_and_data_are():
+    model, data = ModelSpec(path="/m"), DataSpec(train="/t.jsonl")
+    settings = main.flow_settings(make_job().spec.model_copy(update={"model": model, "data": data}))
+    assert (settings.model, settings.train_data) == ("/m", "/t.jsonl")
+    assert settings == FlowSettings.from_json(settings.to_json())
