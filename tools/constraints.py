@@ -18,7 +18,7 @@ from tools import env
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {
-    "all.txt": ("control", "worker", "actor", "env", "cli", "dev"),
+    "all.txt": ("control", "worker", "actor", "reasoning", "env", "cli", "dev"),
     "rollout.txt": ("worker", "rollout"),
     "bench.txt": ("bench",),
 }
