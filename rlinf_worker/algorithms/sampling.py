@@ -1,15 +1,16 @@
 """Randomness by key: the same draw for the same (seed, purpose, slice, step, t), whichever worker makes it, and when.
 
-For: action noise of the rollout, order of minibatches in the actor, seeds of environments. Not for: initial weights
-(torch's own generator, in `policies`). Called by the rollout, actor and env roles. A worker that takes over a slice
-draws exactly what the dead one would have drawn, because nothing is carried from draw to draw: a counter-based
-generator (Philox) is opened at the key, not advanced to it.
+For: action noise of the rollout, tokens of a language model, order of minibatches in the actor, seeds of environments.
+Not for: initial weights (torch's own generator, in `policies`). Called by the rollout, actor and env roles. A worker
+that takes over a slice draws exactly what the dead one would have drawn, because nothing is carried from draw to draw:
+a counter-based generator (Philox) is opened at the key, not advanced to it.
 
 Shapes: T time steps of a step, N environments of a slice, A actions or action dimensions.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from enum import IntEnum
 
@@ -27,6 +28,7 @@ class Purpose(IntEnum):
     ACTION = 1
     MINIBATCH = 2
     ENVIRONMENT = 3
+    TOKEN = 4
 
 
 def generator(seed: int, purpose: Purpose, *, index: int, step: int) -> np.random.Generator:
@@ -45,6 +47,18 @@ def normal_block(seed: int, *, slice_index: int, step: int, horizon: int, num_en
     """[T, N, A] standard normals; like `uniform_block`, a longer horizon only appends rows."""
     shape = (horizon, num_envs, action_size)
     return generator(seed, Purpose.ACTION, index=slice_index, step=step).standard_normal(shape)
+
+
+def token_uniforms(seed: int, key: str, *, tokens: int, samples: int) -> Float64:
+    """[T, G] in [0, 1): of token t of sample g of the unit `key`, whoever samples it, beside whatever else. More tokens
+    only append rows.
+
+    >>> bool((token_uniforms(3, "train:0/7/0", tokens=9, samples=2)[:4] == token_uniforms(
+    ...     3, "train:0/7/0", tokens=4, samples=2)).all())
+    True
+    """
+    index = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big")
+    return generator(seed, Purpose.TOKEN, index=index, step=0).random((tokens, samples))
 
 
 def discrete_actions(logits_NA: Float32, uniform_N: Float64) -> tuple[Int64, Float32]:

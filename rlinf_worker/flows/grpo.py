@@ -1,0 +1,166 @@
+"""Reasoning: a language model answers prompts in groups, is rewarded by a rule, and learns from what it gets beyond the
+group's mean.
+
+                 prompts (tickets)              samples                 rewarded (rounds)
+    driver ───────────────────────> rollout ──────────────> reward ──────────────────────> actor
+                                       ▲                                                     │
+                                       └────────────────────── weights ──────────────────────┘
+
+The unit is a *group*: all samples of one prompt. A ticket is the index of a row, and the row itself never passes the
+driver: rollouts read the data, and share how many rows there are (fact `rows`). Group number g of the job is row
+g % rows of pass g // rows, in an order that seed and pass decide; so a step that is made again, or gone on with from a
+checkpoint, has the rows that it had, and a retry samples the same tokens.
+
+Runs in the driver. Not for: generation (roles/rollout), rewards (roles/reward), the update (roles/actor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from rlinf_api.job import Model, Problem, RLJobSpec
+from rlinf_api.plan import Capacity, Depth, MicroBatch
+from rlinf_api.sentences import checked
+from rlinf_worker.algorithms.permutation import row_at
+from rlinf_worker.channels import lineage
+from rlinf_worker.flows.protocol import Flow, Ticket
+from rlinf_worker.roles.samples import PROMPT, REWARDED, ROWS, SAMPLES
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class GroupChannel(Model):
+    """Sizes of one channel that the first plan takes over; later plans choose them."""
+
+    micro_batch: MicroBatch = 1
+    depth: Depth = 2
+    capacity: Capacity = Capacity()
+
+
+_GRPO: Final[dict[str, Any]] = {
+    "baseline": "group-mean", "scale": "group", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2,
+    "aggregation": "sequence-mean", "overlong_buffer": 0,
+}  # fmt: skip
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "grpo": _GRPO,
+    "dr-grpo": {**_GRPO, "scale": "none", "aggregation": "constant"},
+    "dapo": {**_GRPO, "clip_high": 0.28, "aggregation": "token-mean"},
+    "gspo": {**_GRPO, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "rloo": {
+        **_GRPO, "baseline": "leave-one-out", "scale": "none", "clip_low": None, "clip_high": None,
+        "aggregation": "sequence-sum",
+    },
+    "reinforce++": {**_GRPO, "baseline": "none", "scale": "batch", "aggregation": "token-mean"},
+}  # fmt: skip
+"""What `kind` sets of the fields below it where the manifest does not; algorithms/groups.py and losses/tokens.py say
+what each is, and of which paper."""
+
+
+class LossSpec(Model):
+    kind: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++"] = "grpo"
+    """Sets the fields below that are not written, and does nothing else."""
+    baseline: Literal["group-mean", "leave-one-out", "none"] = "group-mean"
+    scale: Literal["group", "batch", "none"] = "group"
+    ratio: Literal["token", "sequence"] = "token"
+    clip_low: Positive | None = None
+    clip_high: Positive | None = None
+    aggregation: Literal["sequence-mean", "token-mean", "sequence-sum", "constant"] = "sequence-mean"
+    overlong_buffer: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Tokens before maxResponseTokens over which a reward falls by up to 1. 0: none."""
+    entropy_coefficient: NotNegative = 0.0
+    correction: Literal["truncated", "none"] = "truncated"
+    """Importance weights between the engine that sampled and the trainer; none where `oldLogprobs` is engine."""
+    correction_cap: Positive = 2.0
+    """2: a token that the trainer finds twice as likely as the engine counts twice, and no more."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        kind = raw.get("kind", "grpo")
+        written = {name.lower().replace("_", "") for name in raw}
+        preset = PRESETS.get(kind, {}) if isinstance(kind, str) else {}
+        return {**{k: v for k, v in preset.items() if k.replace("_", "") not in written}, **raw}
+
+
+class OptimizerSpec(Model):
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: Positive = 1e-6
+    """1e-6: what published work on models of billions of parameters uses; small ones bear a thousand times that."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+    """0: there is little to overfit to, and the base model is to be kept."""
+    max_grad_norm: Positive = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; linear and cosine: down to 0 behind the job's last step."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+
+
+class GrpoConfig(Model):
+    """spec.flow.config of flow grpo."""
+
+    prompts_per_step: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Groups of a step. 64: enough that a step's gradient is not one prompt's."""
+    samples_per_prompt: Annotated[int, Field(ge=2, le=10_000)] = 8
+    """Samples of a group; their mean is the baseline, so two at least. 8: where published curves flatten."""
+    updates_per_step: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Optimizer steps over a step's groups, each over its share of them. 1: exactly on policy, and no pass for old
+    log-probabilities."""
+    old_logprobs: Literal["recompute", "engine"] = "recompute"
+    """What the ratio is to: the trainer's own before the first update, or what the engine said (one pass less where
+    there are several updates, and the engine's numbers in the ratio)."""
+    loss: LossSpec = LossSpec.model_validate({})
+    optimizer: OptimizerSpec = OptimizerSpec()
+    channels: dict[Literal["prompts", "samples", "rewarded", "weights"], GroupChannel] = {}
+    order: Literal["arrival", "lineage"] = "arrival"
+    """lineage: rounds in the order of the groups' keys, whatever is finished first."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> GrpoConfig:
+        if self.updates_per_step > self.prompts_per_step:
+            raise ValueError(
+                f"updatesPerStep {self.updates_per_step} is above promptsPerStep {self.prompts_per_step}; "
+                "an update needs a group, so lower it"
+            )
+        return self
+
+
+def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With all defaults, snake_case. InvalidManifest with a sentence per problem."""
+    return checked(GrpoConfig, config, prefix="spec.flow.config").model_dump(mode="json")
+
+
+def check_job(spec: RLJobSpec) -> Iterator[Problem]:
+    """What the flow needs besides its own config."""
+    if spec.model is None:
+        text = "is missing; write {path: ...}, a folder with config.json, *.safetensors and the tokenizer's files"
+        yield Problem(field="spec.model", message=text)
+    if spec.data is None or not spec.data.train:
+        yield Problem(field="spec.data.train", message="is missing; write a .jsonl or .parquet file, a prompt per row")
+    elif not spec.data.train.endswith((".jsonl", ".parquet")):
+        got = f"got {spec.data.train!r}, wanted a file whose name ends in .jsonl or .parquet"
+        yield Problem(field="spec.data.train", message=f"{got}; convert it")
+
+
+async def grpo(flow: Flow) -> None:
+    prompts = flow.source("prompts", to="rollout", payload=PROMPT)
+    flow.queue("samples", "rollout", "reward", payload=SAMPLES)
+    flow.queue("rewarded", "reward", "actor", rounds=True, payload=REWARDED)
+    flow.weights("actor", "rollout")
+
+    per_step = int(flow.config["prompts_per_step"])
+    async for step in flow.steps():
+        count = int((await flow.shared(ROWS))["count"])
+        tickets = []
+        for place in range((step.number - 1) * per_step, step.number * per_step):
+            data_pass, at = divmod(place, count)
+            index = row_at(at, count=count, seed=flow.seed, data_pass=data_pass)
+            key = lineage.sample("train", data_pass, index=index, sample=0)
+            tickets.append(Ticket(key=key, payload={"index": index, "pass": data_pass}))
+        await prompts.put(tickets, step=step)
