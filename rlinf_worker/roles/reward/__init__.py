@@ -1,0 +1,1 @@
+"""The reward role: what answers are worth."""

@@ -1,0 +1,44 @@
+"""spec.roles[].config of kind `rule`, as pydantic checks it before anything starts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from rlinf_api.job import Model
+
+EXACT: Final = "exact"
+REGEX: Final = "regex"
+_OWN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class RuleConfig(Model):
+    function: Annotated[str, Field(min_length=1, max_length=200)] = EXACT
+    """exact: the text is the answer, blanks at its ends apart. regex: `pattern` finds the answer in it. module:function
+    of the user's own: f(texts, row) -> a number for each text, or {"part": [numbers], ...}."""
+    answer_column: Annotated[str, Field(min_length=1, max_length=200)] = "answer"
+    """Of a row: what exact and regex compare with."""
+    pattern: Annotated[str, Field(max_length=1000)] = ""
+    """Of regex: its last match counts, its first group where it has one. As `####\\s*(-?\\d+)`."""
+    weights: Annotated[dict[str, float], Field(max_length=64)] = {}
+    """Of named parts, whose weighted sum is the reward. A part without one counts 1."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    """For one group. After that its process is killed and started again. 30: a rule takes milliseconds."""
+    on_error: Literal["drop", "zero", "fail"] = "zero"
+    """What becomes of a group whose function raises, hangs or answers nonsense. zero: a reward of 0 for each sample, so
+    that nothing is learnt from it. drop: the step goes on without it. fail: the job ends with its sentence."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> RuleConfig:
+        if self.function not in (EXACT, REGEX) and not _OWN.fullmatch(self.function):
+            hint = " (math is not there in this version)" if self.function == "math" else ""
+            raise ValueError(f"function {self.function!r} is not known{hint}; write exact, regex or module:function")
+        if (self.function == REGEX) != bool(self.pattern):
+            raise ValueError("pattern goes with function regex, and only with it; write both or neither")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}; correct it") from error
+        return self

@@ -1,0 +1,97 @@
+"""What a job of flow grpo needs, made on the spot in a tenth of a second: a model of some thousand random numbers with
+a token for each character, some prompts, and reward functions that have been given names.
+
+make_folder(tmp_path)      base/, rows.jsonl
+manifest(tmp_path)         a job over them whose reward is the share of sevens: it rises within ten steps
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SEVENS = "tests.fakes.reasoning:sevens"
+ROLES = ("rollout", "reward", "actor")
+
+
+def make_folder(folder: Path, *, rows: int = 40, layers: int = 1, hidden: int = 32) -> Path:
+    from examples.grpo import addition
+
+    addition.model(hidden=hidden, layers=layers).save_pretrained(folder / "base")
+    addition.tokenizer().save_pretrained(folder / "base")
+    luck = random.Random(0)
+    lines = [{"prompt": f"{luck.randint(10, 99)}+{luck.randint(10, 99)}=?", "number": n} for n in range(rows)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def manifest(folder: Path, *, steps: int = 10, ranks: int = 1, reward: str = SEVENS, **flow: Any) -> Path:
+    """`flow`: fields of its config."""
+    config = {
+        "promptsPerStep": 16, "samplesPerPrompt": 8, "order": "lineage", "optimizer": {"learningRate": 0.01},
+        "channels": {"rewarded": {"microBatch": 4}}, **flow,
+    }  # fmt: skip
+    roles = [
+        {"name": "rollout", "kind": "transformers", "config": {
+            "maxPromptTokens": 16, "maxResponseTokens": 8, "minResponseTokens": 2}},
+        {"name": "reward", "kind": "rule", "config": {"function": reward, "timeoutSeconds": 20}},
+        {"name": "actor", "kind": "fsdp", "workers": ranks, "config": {"tokenBudget": 1024}},
+    ]  # fmt: skip
+    job = {
+        "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "sevens"},
+        "spec": {
+            "seed": 3, "flow": {"name": "grpo", "steps": steps, "config": config},
+            "model": {"path": str(folder / "base")}, "data": {"train": str(folder / "rows.jsonl")}, "roles": roles,
+            "pools": [{"name": "cpu", "roles": list(ROLES), "slots": {"perPod": 2 + ranks, "cpu": "500m"}}],
+            "checkpoint": {"everySteps": 4},
+        },
+    }  # fmt: skip
+    path = folder / f"job-{ranks}-{steps}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+# --- reward functions -------------------------------------------------------------------------------------------------
+def sevens(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    return [text.count("7") / max(1, len(text)) for text in texts]
+
+
+def parts(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {"length": [float(len(text)) for text in texts], "number": [float(row["number"])] * len(texts)}
+
+
+def raises(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    raise KeyError("no such answer")
+
+
+def hangs(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    time.sleep(3600)
+    return []
+
+
+def dies(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    os._exit(3)
+
+
+def is_short(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    return [1.0] * (len(texts) - 1)
+
+
+def is_no_number(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    return [float("nan")] * len(texts)
+
+
+def prints(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    print('{"parts": {"reward": [9, 9]}}', flush=True)
+    return [0.25] * len(texts)
+
+
+def raises_once_in_three(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    if row["number"] % 3 == 0:
+        raise ValueError("a multiple of three")
+    return sevens(texts, row)

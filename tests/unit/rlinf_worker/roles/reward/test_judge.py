@@ -1,0 +1,162 @@
+"""Reward functions in a process of their own: what they answer, and what becomes of each way to answer nothing."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rlinf_api.errors import UserError
+from rlinf_worker.roles.reward.judge import Judge, NoRewards
+from rlinf_worker.roles.reward.role import RuleRole
+from rlinf_worker.roles.reward.schema import RuleConfig
+from tests.fakes.context import Stage
+
+OURS = "tests.fakes.reasoning"
+ROW = {"answer": 12, "number": 3}
+
+
+def judge_of(*, timeout_s=20.0, **config):
+    return Judge(RuleConfig.model_validate(config).model_dump(mode="json", by_alias=True), timeout_s=timeout_s)
+
+
+async def answered(texts, row=None, **config):
+    judge = judge_of(**config)
+    try:
+        return await judge.rewards(texts, row or ROW)
+    finally:
+        await judge.close()
+
+
+async def test_exact_compares_the_text_with_the_answer():
+    assert await answered([" 12\n", "12.", "112", ""]) == {"reward": [1, 0, 0, 0]}
+    assert await answered(["b"], {"right": "b"}, answerColumn="right") == {"reward": [1]}
+
+
+async def test_regex_takes_the_last_match_and_its_group():
+    texts = ["so #### 7, or #### 12", "#### 12 and #### 7", "12", "#### 12"]
+    assert await answered(texts, function="regex", pattern=r"####\s*(\d+)") == {"reward": [1, 0, 0, 1]}
+    assert await answered(["1 and 12", "none"], function="regex", pattern=r"\d+") == {"reward": [1, 0]}
+
+
+async def test_a_function_of_ones_own_answers_numbers_or_named_parts():
+    assert await answered(["77", "7a", ""], function=f"{OURS}:sevens") == {"reward": [1.0, 0.5, 0.0]}
+    assert await answered(["77", ""], function=f"{OURS}:parts") == {"length": [2, 0], "number": [3, 3]}
+    assert await answered(["a", "b"], function=f"{OURS}:prints") == {"reward": [0.25, 0.25]}, "printing is no answer"
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "says"),
+    [
+        ("raises", "raised", "raised KeyError: 'no such answer' \\(.*reasoning.py, line"),
+        ("dies", "died", "exited with 3"),
+        ("is_short", "wrong-length", "answered 1 numbers of 'reward' for 2 texts"),
+        ("is_no_number", "not-finite", "answered 'reward' \\[nan, nan\\]"),
+    ],
+)
+async def test_what_is_no_reward_is_refused_by_name_and_the_next_group_is_asked_again(function, name, says):
+    judge = judge_of(function=f"{OURS}:{function}")
+    try:
+        for _ in range(2):
+            with pytest.raises(NoRewards, match=says) as raised:
+                await judge.rewards(["a", "b"], ROW)
+            assert raised.value.name == name
+    finally:
+        await judge.close()
+
+
+async def test_one_that_hangs_is_killed_at_its_deadline_and_another_is_started():
+    judge = judge_of(function=f"{OURS}:hangs", timeout_s=0.2)
+    await judge.start()
+    first = judge._child
+    with pytest.raises(NoRewards, match=r"did not answer within 0\.2 s") as raised:
+        await judge.rewards(["a"], ROW)
+    assert raised.value.name == "hung"
+    assert first is not None
+    assert first.returncode == -9
+    await judge.start()
+    assert judge._child is not first
+    await judge.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("nowhere.at_all:f", "reward function 'nowhere.at_all:f' cannot be imported: got ModuleNotFoundError"),
+        (f"{OURS}:none", f"reward function '{OURS}:none' is not there: got {OURS} has no function 'none'"),
+    ],
+)
+async def test_a_function_that_cannot_be_loaded_is_told_as_the_role_starts(function, says):
+    judge = judge_of(function=function)
+    with pytest.raises(UserError, match=says):
+        await judge.start()
+    assert judge._child is None
+
+
+async def test_a_row_without_the_answer_is_named():
+    with pytest.raises(NoRewards, match="the row has no column 'answer', only prompt"):
+        await answered(["a"], {"prompt": "x"})
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"function": "maths"}, "function 'maths' is not known; write exact, regex or module:function"),
+        ({"function": "regex"}, "pattern goes with function regex"),
+        ({"pattern": "a"}, "pattern goes with function regex"),
+        ({"function": "regex", "pattern": "("}, "pattern is no regular expression"),
+    ],
+)
+def test_a_wrong_config_is_a_sentence(config, says):
+    with pytest.raises(ValueError, match=says):
+        RuleConfig.model_validate(config)
+
+
+# --- the role ---------------------------------------------------------------------------------------------------------
+def group(number):
+    return {
+        "prompt": np.array([4, 5], np.int32), "tokens": np.array([1, 2, 3], np.int32),
+        "logprobs": np.zeros(3, np.float32), "versions": np.zeros((3, 2), np.int32),
+        "lengths": np.array([2, 1], np.int32), "finished": np.array([True, False]), "texts": ["77", "ab7c"],
+        "row": {"number": number, "answer": "77"},
+    }  # fmt: skip
+
+
+async def run(numbers, **config):
+    stage = Stage()
+    samples, rewarded = stage.channel("samples"), stage.channel("rewarded")
+    for number in numbers:
+        samples.give(f"train:0/{number}/0", group(number))
+    samples.end()
+    reported = []
+    context = stage.context("reward", **config)
+    context.report = lambda *, step, metrics, key="": reported.append((metrics, key))  # type: ignore[method-assign]
+    await asyncio.wait_for(RuleRole().run(context), 60)
+    return {item.key: item.payload for item in rewarded.all}, samples, reported
+
+
+async def test_a_group_goes_on_with_its_rewards_and_without_its_texts():
+    found, samples, _ = await run([1], function=f"{OURS}:parts", weights={"length": 0.5})
+    [payload] = found.values()
+    assert set(payload) == {*group(1), "reward", "parts"} - {"texts", "row"}
+    assert payload["parts"] == {"length": [2, 4], "number": [1, 1]}
+    assert payload["reward"].tolist() == [0.5 * 2 + 1, 0.5 * 4 + 1]
+    assert payload["reward"].dtype == np.float32
+    assert [item.key for item in samples.acked] == list(found)
+
+
+async def test_a_group_without_rewards_gets_zeros_and_is_counted():
+    found, samples, reported = await run([3, 4], function=f"{OURS}:raises_once_in_three")
+    assert [payload["reward"].tolist() for payload in found.values()] == [[0, 0], [1, 0.25]]
+    assert reported == [({"reward_raised_count": 1.0}, "train:0/3/0")]
+    assert len(samples.acked) == 2
+
+
+async def test_or_is_dropped():
+    found, samples, _ = await run([3, 4], function=f"{OURS}:raises_once_in_three", onError="drop")
+    assert list(found) == ["train:0/4/0"]
+    assert [(item.key, why) for item, why in samples.dropped] == [("train:0/3/0", "the reward function failed")]
+
+
+async def test_or_ends_the_job():
+    with pytest.raises(UserError, match="unit train:0/3/0 has no rewards: got the reward function raised ValueError"):
+        await run([3, 4], function=f"{OURS}:raises_once_in_three", onError="fail")
