@@ -1,11 +1,11 @@
-"""spec.roles[].config of kind `torch`, as pydantic checks it before anything starts."""
+"""spec.roles[].config of kinds `torch` and `transformers`, as pydantic checks it before anything starts."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlinf_api.job import Model
 
@@ -23,3 +23,34 @@ class TorchConfig(Model):
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"got {device!r}, wanted cpu, cuda or cuda:N; write cuda for a slot's own GPU")
         return device
+
+
+class TransformersConfig(Model):
+    """Of kind `transformers`: generation by the library of that name, on CPUs."""
+
+    max_prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Longer prompts are dropped by name. 1024: those of the usual problems in mathematics fit."""
+    max_response_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Tokens of a sample, after which it counts as truncated. 256: cheap if forgotten."""
+    min_response_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Before that many no stop token is drawn, here and in the actor's distribution."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Of sampling, and of the log-probabilities that are trained on. 1: the model's own distribution."""
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
+    """Tokens that end a sample, and belong to it. Empty: those of the model's generation config, or the tokenizer's."""
+    max_sequences: Annotated[int, Field(ge=1, le=100_000)] = 512
+    """Samples that are generated at once, each with its part of the cache. A group has to fit."""
+    prompt_column: Annotated[str, Field(min_length=1, max_length=200)] = "prompt"
+    """Of a row: text, or messages [{role, content}], which go through the tokenizer's chat template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the engine's weights and cache, in which they are published, too. float32: log-probabilities of engine and
+    actor then differ by 1e-5, of bfloat16 by up to 0.3."""
+
+    @model_validator(mode="after")
+    def _least_is_no_more(self) -> TransformersConfig:
+        if self.min_response_tokens > self.max_response_tokens:
+            raise ValueError(
+                f"minResponseTokens {self.min_response_tokens} is above maxResponseTokens {self.max_response_tokens}; "
+                "lower it"
+            )
+        return self

@@ -1,0 +1,94 @@
+"""Language models of a Hugging Face folder: what the engine generates with, and the actor trains. Safetensors only, no
+code of the folder's, nothing from a network.
+
+Called by roles as they load, in a thread: transformers is imported here alone, and takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rlinf_api.errors import UserError
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: a folder, or nothing
+os.environ.setdefault("TQDM_DISABLE", "1")  # likewise: a worker's log is no terminal
+
+import transformers
+
+REMEDY: Final = "write a folder that transformers saved, as every pod that has the role mounts it"
+PLAIN_ATTENTION: Final = frozenset({"full_attention", "attention"})
+CONFIG: Final = "config.json"
+TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""What another engine needs beside the weights. Not the slow tokenizers' own files: they are made into these."""
+
+
+def tokenizer(path: str) -> Any:
+    """Raises UserError where there is none."""
+    _look(path)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(
+            f"spec.model.path {path!r} has no tokenizer that can be read", got=_told(error),
+            wanted="tokenizer.json and tokenizer_config.json", next=REMEDY,
+        ) from error  # fmt: skip
+
+
+def language_model(path: str, *, dtype: torch.dtype) -> Any:
+    """With its weights, without dropout. Raises UserError for what cannot be read, or is not generated with here."""
+    _look(path)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+            attn_implementation="sdpa",
+        )  # fmt: skip
+    except Exception as error:
+        raise UserError(
+            f"spec.model.path {path!r} has no causal language model that can be read", got=_told(error),
+            wanted="config.json of an architecture of transformers, and *.safetensors", next=REMEDY,
+        ) from error  # fmt: skip
+    if unknown := set(getattr(model.config, "layer_types", None) or ()) - PLAIN_ATTENTION:
+        raise _unfit(path, f"layers of {', '.join(sorted(unknown))}", "full attention in every layer")
+    if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
+        raise _unfit(path, f"a {type(model.base_model).__name__} without `layers`", "a decoder with a list `layers`")
+    model.train(False)
+    return model
+
+
+def context_of(model: Any) -> int:
+    """Positions that it knows."""
+    return int(getattr(model.config, "max_position_embeddings", 0) or (1 << 62))
+
+
+def digest_of(path: str) -> str:
+    """Of the tokenizer: two of one vocabulary and other merges are two."""
+    found = hashlib.blake2b(digest_size=12)
+    for name in TOKENIZER:
+        at = Path(path, name)
+        found.update(name.encode() + (at.read_bytes() if at.is_file() else b""))
+    return found.hexdigest()
+
+
+def _look(path: str) -> None:
+    if not Path(path, CONFIG).is_file():
+        raise UserError(
+            f"spec.model.path {path!r} is no folder of a model", got=f"no file {CONFIG} in it as {os.getcwd()} sees it",
+            wanted=f"{CONFIG}, *.safetensors, tokenizer.json", next=REMEDY,
+        )  # fmt: skip
+
+
+def _unfit(path: str, got: str, wanted: str) -> UserError:
+    return UserError(
+        f"the model of spec.model.path {path!r} is not supported yet in this version", got=got, wanted=wanted,
+        next="use another architecture, such as Qwen2 or Llama",
+    )  # fmt: skip
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

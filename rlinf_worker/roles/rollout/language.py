@@ -1,0 +1,245 @@
+"""The rollout role of language models: answers each ticket's prompt with a group of samples, by generation.py's engine.
+
+    ticket ── row, prompt ──> engine ──(one token of every sample, again and again)──> group ── put ──> reward
+
+The engine computes in a thread, one step at a time. Between two steps, in the event loop, everything else is done:
+prompts join, those that nobody needs any more leave, weights are set, what there is goes to the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
+from rlinf_worker.roles import models
+from rlinf_worker.roles.protocol import FlowSettings, RoleContext
+from rlinf_worker.roles.rollout.generation import Generator, Made, Sampling
+from rlinf_worker.roles.rollout.rows import Rows, open_rows
+from rlinf_worker.roles.rollout.schema import TransformersConfig
+from rlinf_worker.roles.samples import ROWS, SAMPLING
+
+KEEP_S: Final = 1.0
+"""Between two times that what there is of groups is left with the driver: what a dead worker costs at most."""
+
+
+class TransformersRole:
+    def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
+        """The imports are done by now: this module's own. The first use of the tokenizer's library is not."""
+        models.tokenizer(flow.model)
+
+    async def run(self, ctx: RoleContext) -> None:
+        torch.set_num_threads(1)  # with more, processes that share cores wait for each other at every operation
+        self._ctx = ctx
+        async with ctx.turn():
+            with ctx.span("load"):
+                await asyncio.to_thread(self._load)
+            ctx.share(ROWS, {"count": len(self._rows), "digest": self._rows.digest})
+            ctx.share(SAMPLING, self._sampling_fact())
+            await ctx.ready()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    with contextlib.suppress(ChannelClosed):
+                        await self._serve(tasks)
+            except ExceptionGroup as group:  # not except*: before Python 3.11.4 it puts what it raises into a group
+                first = group.exceptions[0]
+                raise first from first.__cause__
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+    def _load(self) -> None:
+        ctx, config = self._ctx, TransformersConfig.model_validate(dict(self._ctx.config))
+        self._config, flow = config, ctx.flow
+        self._rows: Rows = open_rows(flow.train_data)
+        self._tokenizer = models.tokenizer(flow.model)
+        model = models.language_model(flow.model, dtype=getattr(torch, config.dtype))
+        context = models.context_of(model)
+        if config.max_prompt_tokens + config.max_response_tokens > context:
+            raise UserError(
+                "the model's context is too short for prompt and response",
+                got=f"maxPromptTokens {config.max_prompt_tokens} + maxResponseTokens {config.max_response_tokens}",
+                wanted=f"at most {context} together", next="lower one of them in spec.roles[rollout].config",
+            )  # fmt: skip
+        self._samples = int(flow.config["samples_per_prompt"])
+        rows = self._room(model)
+        self._stops = tuple(config.stop_token_ids) or _stops_of(model, self._tokenizer)
+        self._generator = Generator(model, stops=self._stops, seed=flow.seed, rows=rows)
+        self._parameters = dict(model.named_parameters())
+        self._most_rows = rows
+
+    def _room(self, model: Any) -> int:
+        """Samples at once: as the config says, and no more than the plan's kv bytes hold."""
+        config, kv_bytes = self._config, self._ctx.allotment.kv_bytes
+        rows, field = config.max_sequences, f"maxSequences {config.max_sequences}"
+        if kv_bytes:
+            shape = model.config
+            heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
+            width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+            positions = config.max_prompt_tokens + config.max_response_tokens
+            each = 2 * len(model.base_model.layers) * heads * width * positions * model.dtype.itemsize
+            if kv_bytes // each < rows:
+                rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
+        if rows < self._samples:
+            raise UserError(
+                "a group does not fit into the engine", got=f"{field}, so {rows} samples at once",
+                wanted=f"{self._samples}, spec.flow.config.samplesPerPrompt",
+                next="raise maxSequences or the plan's kv, or lower samplesPerPrompt",
+            )  # fmt: skip
+        return int(rows)
+
+    def _sampling_fact(self) -> dict[str, Any]:
+        """What the actor has to know of how tokens were drawn."""
+        config = self._config
+        return {
+            "temperature": config.temperature, "dtype": config.dtype, "stops": sorted(self._stops),
+            "least": config.min_response_tokens, "most": config.max_response_tokens,
+            "tokenizer": models.digest_of(self._ctx.flow.model),
+        }  # fmt: skip
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        ctx, engine = self._ctx, self._generator
+        self._tickets, self._out = ctx.channel("prompts"), ctx.channel("samples")
+        self._working: dict[str, tuple[Item, Future[Made]]] = {}
+        self._given_up: set[str] = set()
+        self._puts: set[asyncio.Task[None]] = set()
+        self._held = PolicyVersion(-1, 0)
+        kept_at = time.monotonic()
+        while not ctx.stopping.is_set():
+            while self._has_room and (item := self._tickets.take_now()) is not None:
+                await self._begin(item)
+            self._hand_over(tasks)
+            if not engine.busy:
+                if not self._has_room:
+                    await asyncio.wait(self._puts, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                await self._begin(await self._tickets.take())
+                continue
+            step = max(item.step for item, _ in self._working.values())
+            with ctx.span("compute", step=step) as amount:
+                amount.tokens = float(await asyncio.to_thread(engine.step))
+            ctx.moved()
+            self._leave()
+            if time.monotonic() - kept_at >= KEEP_S:
+                kept_at = time.monotonic()
+                self._keep()
+        self._keep()
+
+    @property
+    def _has_room(self) -> bool:
+        """For one group more: of what is computed, and of what waits for room in the channel."""
+        return self._generator.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
+
+    async def _begin(self, item: Item) -> None:
+        ctx, config = self._ctx, self._config
+        if item.cancelled:
+            self._tickets.drop(item, "cancelled")
+            return
+        prompt = await asyncio.to_thread(self._prompt, int(item.payload["index"]))
+        if len(prompt) > config.max_prompt_tokens:
+            ctx.report(step=item.step, metrics={"prompts_too_long_count": 1.0}, key=item.key)
+            self._tickets.drop(item, "longer than maxPromptTokens")
+            return
+        if item.version > self._held:
+            self._held, _ = await ctx.weights.pull(item.version, into=self._parameters)
+            self._generator.load(self._held)
+        name = f"{item.branch}/{item.key}"
+        sampling = Sampling(
+            samples=self._samples, temperature=config.temperature, most=config.max_response_tokens,
+            least=config.min_response_tokens,
+        )  # fmt: skip
+        answer = self._generator.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=_left(item))
+        self._working[name] = (item, answer)
+        item.on_cancel(lambda: self._given_up.add(name))
+
+    def _prompt(self, index: int) -> list[int]:
+        row, column = self._rows.row(index), self._config.prompt_column
+        found = row.get(column)
+        try:
+            if isinstance(found, str):
+                return list(self._tokenizer(found)["input_ids"])
+            if isinstance(found, list) and found:
+                text = self._tokenizer.apply_chat_template(found, tokenize=False, add_generation_prompt=True)
+                return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:
+            raise UserError(
+                f"row {index} of spec.data.train makes no prompt", got=f"{type(error).__name__}: {str(error)[:300]}",
+                wanted="what the tokenizer and its chat template take", next="correct the row, or the template",
+            ) from error  # fmt: skip
+        raise UserError(
+            f"row {index} of spec.data.train has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
+            wanted="text, or messages [{role, content}]",
+            next=f"set promptColumn to one of {', '.join(sorted(map(str, row)))[:200]}, or correct the row",
+        )  # fmt: skip
+
+    def _leave(self) -> None:
+        """What nobody needs any more, between two steps."""
+        while self._given_up:
+            name = self._given_up.pop()
+            if name in self._working and not self._working[name][1].done():
+                item, _ = self._working.pop(name)
+                self._generator.abort(name)
+                self._tickets.drop(item, "cancelled")
+
+    def _keep(self) -> None:
+        """For whoever makes these groups if it is not us."""
+        for name, (item, answer) in self._working.items():
+            if not answer.done() and (made := self._generator.so_far(name)).versions:
+                self._tickets.keep(item, {
+                    "ids": made.ids, "logprobs": made.logprobs, "finished": made.finished, "versions": made.versions,
+                })  # fmt: skip
+
+    def _hand_over(self, tasks: asyncio.TaskGroup) -> None:
+        """In tasks of their own: room in the channel may have to wait for other groups."""
+        for name in [name for name, (_, answer) in self._working.items() if answer.done()]:
+            item, answer = self._working.pop(name)
+            put = tasks.create_task(self._put(item, answer.result()))
+            self._puts.add(put)
+            put.add_done_callback(self._puts.discard)
+
+    async def _put(self, item: Item, made: Made) -> None:
+        if item.cancelled:
+            self._tickets.drop(item, "cancelled")
+            return
+        index = int(item.payload["index"])
+        payload = await asyncio.to_thread(self._payload, index, made)
+        await self._out.put(
+            payload, key=item.key, version=PolicyVersion(*made.versions[0]), weight=float(len(payload["tokens"])),
+            parents=[item],
+        )  # fmt: skip
+        self._tickets.ack(item)
+
+    def _payload(self, index: int, made: Made) -> dict[str, Any]:
+        lengths = [len(ids) for ids in made.ids]
+        return {
+            "prompt": np.array(self._prompt(index), np.int32),
+            "tokens": np.array([token for ids in made.ids for token in ids], np.int32),
+            "logprobs": np.array([value for each in made.logprobs for value in each], np.float32),
+            "versions": np.array([made.versions[t] for length in lengths for t in range(length)], np.int32),
+            "lengths": np.array(lengths, np.int32),
+            "finished": np.array(made.finished, np.bool_),
+            "texts": self._tokenizer.batch_decode(made.ids, skip_special_tokens=True),
+            "row": self._rows.row(index),
+        }
+
+
+def _left(item: Item) -> Made | None:
+    """What another worker has left of it."""
+    if item.partial is None:
+        return None
+    left = item.partial
+    versions = [(int(branch), int(number)) for branch, number in left["versions"]]
+    return Made(ids=left["ids"], logprobs=left["logprobs"], finished=left["finished"], versions=versions)
+
+
+def _stops_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    found = getattr(model.generation_config, "eos_token_id", None)
+    found = tokenizer.eos_token_id if found is None else found
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
