@@ -1,14 +1,16 @@
 """The actor role: PPO's update as a trainer. What it reads and writes, and which of its tensors are shown.
 
-For: the step loop (gang/steps.py), which calls it. Not for: the update itself (learner.py), commits, channels.
+For: the step loop (gang/steps.py), which calls it. Not for: the update itself (learner.py), commits, channels, language
+models (text.py).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +24,7 @@ from rlinf_worker.roles.actor.learner import Learner, LearnerConfig
 from rlinf_worker.roles.protocol import FlowSettings, Offloads, RoleContext, Trainer, TrainerStep
 
 Tensors = dict[str, Any]
+TEXT: Final = "rlinf_worker.roles.actor.text"
 
 
 class FsdpRole(Offloads, Trainer):
@@ -30,10 +33,14 @@ class FsdpRole(Offloads, Trainer):
 
     def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
+        if flow.model:
+            importlib.import_module(TEXT)
+            return
         learner.warm(LearnerConfig.of(flow.config, steps=flow.steps, seed=flow.seed))
 
     async def run(self, ctx: RoleContext) -> None:
-        await ctx.train(self)
+        """Over a language model another trainer, whose libraries PPO's actors have no need of."""
+        await ctx.train(importlib.import_module(TEXT).TextTrainer() if ctx.flow.model else self)
 
     async def build(self, ctx: RoleContext) -> None:
         torch.set_num_threads(1)

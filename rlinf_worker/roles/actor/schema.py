@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import StrictBool
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool
 
 from rlinf_api.job import Model
 
@@ -11,3 +13,15 @@ class FsdpConfig(Model):
     weights_delta: StrictBool = False
     """Whether an edition of the weights carries only blocks that changed. False: PPO changes every block, and finding
     that out costs a hash each."""
+
+
+class TextFsdpConfig(Model):
+    """Of flow grpo, whose actor trains a language model."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of forward and backward pass; the weights that are trained are float32 either way."""
+    token_budget: Annotated[int, Field(ge=16, le=100_000_000)] = 16384
+    """Tokens, padding included, of one forward and backward pass. 16,384: about 2 GiB for a model of 0.5 billion
+    parameters. A sample that is longer is alone in its pass."""
+    weights_delta: StrictBool = False
+    """Whether an edition of the weights carries only blocks that changed. False: AdamW changes every block."""

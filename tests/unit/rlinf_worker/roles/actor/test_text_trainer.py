@@ -1,0 +1,225 @@
+"""The trainer of language models as the step loop calls it: rounds that come, steps that are void, several updates, and
+what it says of a step."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion, Round
+from rlinf_worker.checkpoints.store import Checkpoints
+from rlinf_worker.flows import grpo
+from rlinf_worker.roles import models
+from rlinf_worker.roles.actor.text import TextTrainer
+from rlinf_worker.roles.protocol import FlowSettings, TrainerStep
+from rlinf_worker.roles.samples import SAMPLING
+from tests.fakes import reasoning
+from tests.fakes.context import FakeContext, Stage
+
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return reasoning.make_folder(tmp_path_factory.mktemp("trainer"))
+
+
+class Seen(TextTrainer):
+    context: FakeContext
+
+
+def fact(folder, **changes):
+    plain = {"temperature": 1.0, "dtype": "float32", "stops": [2], "least": 0, "most": 8}
+    return {**plain, "tokenizer": models.digest_of(str(folder / "base")), **changes}
+
+
+async def trainer_of(folder, *, steps=5, sampling=None, config=None, **flow):
+    stage = Stage()
+    checked = grpo.check_config({"promptsPerStep": 4, "optimizer": {"learningRate": 0.01}, **flow})
+    stage.flow = FlowSettings(
+        name="grpo", steps=steps, seed=3, max_staleness=0, order="lineage", config=checked,
+        model=str(folder / "base"), train_data="",
+    )  # fmt: skip
+    stage.facts[SAMPLING] = fact(folder, **(sampling or {}))
+    trainer = Seen()
+    trainer.context = stage.context("actor", **(config or {}))
+    await trainer.build(trainer.context)
+    return trainer
+
+
+def item(number, *, step=1, branch=0, reward=None):
+    luck = np.random.default_rng([number, step])
+    lengths = luck.integers(1, 8, SAMPLES).astype(np.int32)
+    count = int(lengths.sum())
+    payload = {
+        "prompt": luck.integers(4, 40, 5).astype(np.int32), "tokens": luck.integers(4, 40, count).astype(np.int32),
+        "logprobs": -luck.uniform(2, 5, count).astype(np.float32), "versions": np.zeros((count, 2), np.int32),
+        "lengths": lengths, "finished": np.array([True, True, True, number % 2 == 0]),
+        "reward": (luck.normal(size=SAMPLES) if reward is None else np.full(SAMPLES, reward)).astype(np.float32),
+        "parts": {"right": [1.0, 0.0, 0.0, 1.0]},
+    }  # fmt: skip
+    return Item(
+        channel="rewarded", key=LineageKey(f"train:0/{number}/0"), payload=payload, step=step, branch=branch,
+        source=WorkerId("reward/0"), version=PolicyVersion(branch, step - 1),
+    )  # fmt: skip
+
+
+def round_of(items, *, number, step=1, branch=0, last=False):
+    return Round(step=step, branch=branch, number=number, last=last, items=tuple(items), total_weight=1.0)
+
+
+def step_of(items, *, step=1, branch=0):
+    return TrainerStep(number=step, branch=branch, units=tuple((one,) for one in items))
+
+
+def weights(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.weights(PolicyVersion(0, 1)).items()}
+
+
+def close(one, other, *, atol=2e-5):
+    """AdamW's first step is the sign of a gradient: where that is nearly 0, rounding is seen."""
+    assert set(one) == set(other)
+    apart = torch.cat([(one[name] - other[name]).abs().flatten() for name in one])
+    return bool((apart < atol).float().mean() > 0.99)
+
+
+async def test_rounds_are_worked_on_as_they_come_and_a_step_is_the_same(folder):
+    items = [item(number) for number in range(4)]
+    whole, cut = await trainer_of(folder), await trainer_of(folder)
+    numbers = await whole.train(step_of(items))
+    await cut.take(round_of(items[:3], number=0))
+    assert cut.context.gang.places[-1] == (0, 1, 0), "ranks meet before a pass, which holds collectives"
+    assert cut.context.worked[-1][1].units == 3
+    again = await cut.train(step_of(items))
+    assert cut.context.worked[-1][1].units == 1, "the rest"
+    assert close(weights(whole), weights(cut))
+    for name in ("grad_norm", "policy_loss", "entropy", "reward_mean", "tokens_count"):
+        assert again[name] == pytest.approx(numbers[name], rel=1e-4, abs=1e-7), name
+
+
+async def test_rounds_of_a_void_step_leave_nothing(folder):
+    items = [item(number, branch=1) for number in range(4)]
+    left_alone, went_back = await trainer_of(folder), await trainer_of(folder)
+    await left_alone.train(step_of(items, branch=1))
+    await went_back.take(round_of([item(7), item(8)], number=0))
+    await went_back.take(round_of(items[:2], number=0, branch=1))
+    await went_back.train(step_of(items, branch=1))
+    assert close(weights(left_alone), weights(went_back))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_by_rounds"),
+    [({}, True), ({"updatesPerStep": 2}, False), ({"loss": {"kind": "reinforce++"}}, False)],
+)
+async def test_what_needs_the_whole_step_waits_for_it(folder, changes, is_by_rounds):
+    trainer = await trainer_of(folder, **changes)
+    await trainer.take(round_of([item(0)], number=0))
+    assert bool(trainer.context.worked and trainer.context.worked[-1][1].tokens) == is_by_rounds
+    numbers = await trainer.train(step_of([item(number) for number in range(4)]))
+    assert numbers["groups_count"] == 4
+    assert numbers["grad_norm"] > 0
+
+
+async def test_several_updates_go_over_a_share_of_the_groups_each_against_one_old_policy(folder):
+    one, two = await trainer_of(folder), await trainer_of(folder, updatesPerStep=2)
+    items = [item(number) for number in range(4)]
+    assert (await one.train(step_of(items)))["approx_kl"] == 0.0, "its ratio is 1"
+    numbers = await two.train(step_of(items))
+    assert numbers["approx_kl"] > 0, "the second update's policy is not the first one's"
+    assert numbers["tokens_count"] == sum(int(each.payload["lengths"].sum()) for each in items)
+    states = two._learner.tensors()["updates"]
+    assert {float(count) for count in states.values()} == {2.0}
+
+
+async def test_the_engines_logprobs_are_the_old_ones_where_the_config_says_so(folder):
+    items = [item(number) for number in range(4)]
+    trainer = await trainer_of(folder, oldLogprobs="engine")
+    assert trainer._learner.config.loss.correction_cap is None, "the ratio has it"
+    assert (await trainer.train(step_of(items)))["approx_kl"] > 0
+    corrected, plain = await trainer_of(folder), await trainer_of(folder, loss={"correction": "none"})
+    assert (await corrected.train(step_of(items)))["capped_fraction"] > 0
+    assert (await plain.train(step_of(items)))["capped_fraction"] == 0
+    assert not close(weights(corrected), weights(plain))
+
+
+async def test_long_samples_lose_where_the_loss_says_so(folder):
+    items = [item(number, reward=1.0) for number in range(4)]
+    plain, shaped = await trainer_of(folder), await trainer_of(folder, loss={"overlongBuffer": 6})
+    assert (await plain.train(step_of(items)))["grad_norm"] == pytest.approx(0.0, abs=1e-6)
+    assert (await shaped.train(step_of(items)))["grad_norm"] > 0.01
+
+
+async def test_what_a_step_says(folder):
+    items = [item(0), item(1), item(2, reward=1.0)]
+    numbers = await (await trainer_of(folder)).train(step_of(items))
+    lengths = np.concatenate([each.payload["lengths"] for each in items])
+    rewards = [each.payload["reward"].astype(np.float64) for each in items]
+    assert numbers["reward_mean"] == pytest.approx(np.mean(rewards), rel=1e-6)
+    assert numbers["reward_std"] == pytest.approx(np.mean([reward.std() for reward in rewards]), rel=1e-6)
+    assert numbers["same_reward_fraction"] == pytest.approx(1 / 3)
+    assert numbers["reward_right_mean"] == 0.5
+    assert (numbers["response_tokens_mean"], numbers["response_tokens_max"]) == (lengths.mean(), lengths.max())
+    assert numbers["truncated_fraction"] == pytest.approx(1 / 12)
+    assert numbers["entropy"] == pytest.approx(np.log(64), rel=0.05), "of a model that knows nothing"
+
+
+async def test_a_step_of_which_all_groups_were_dropped_changes_nothing(folder):
+    trainer = await trainer_of(folder)
+    before = weights(trainer)
+    numbers = await trainer.train(step_of([]))
+    assert (numbers["groups_count"], numbers["tokens_count"]) == (0, 0)
+    assert all(torch.equal(before[name], after) for name, after in weights(trainer).items())
+
+
+async def test_three_updates_in_a_row_that_are_no_numbers_end_the_job(folder):
+    trainer = await trainer_of(folder, steps=9)
+    broken = [item(0)]
+    broken[0].payload["logprobs"][0] = np.nan
+    for number, items in enumerate((broken, broken, [item(1)], broken, broken), 1):
+        numbers = await trainer.train(step_of(items, step=number))
+        assert numbers["updates_skipped_count"] == float(items is broken)
+        assert all(np.isfinite(value) for value in numbers.values()), "metrics are JSON"
+    with pytest.raises(UserError, match="the gradients of 3 updates in a row are no numbers"):
+        await trainer.train(step_of(broken, step=6))
+
+
+async def test_another_tokenizer_at_the_rollout_is_told(folder):
+    with pytest.raises(UserError, match="actor and rollout have two tokenizers"):
+        await trainer_of(folder, sampling={"tokenizer": "other"})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # there is one rank
+async def test_a_state_is_read_back_bit_for_bit(folder, tmp_path):
+    items = [item(number) for number in range(4)]
+    first, second = await trainer_of(folder), await trainer_of(folder)
+    await first.train(step_of(items))
+    store, version = Checkpoints(str(tmp_path)), PolicyVersion(0, 1)
+    first.write(store.begin(version), first.state())
+    assert store.finish(version, "{}")
+    await first.train(step_of(items, step=2))
+    second.read_shards(store.of("b0-1"))
+    await second.train(step_of(items, step=2))
+    one, other = weights(first), weights(second)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", grpo.PRESETS)
+async def test_every_loss_raises_what_is_rewarded(folder, kind):
+    """Of one prompt, some first tokens are worth 1: after some steps they are likelier."""
+    trainer = await trainer_of(folder, steps=8, loss={"kind": kind})
+    rows = []
+    for number in range(1, 9):
+        items = [item(index) for index in range(4)]
+        for each in items:
+            payload = each.payload
+            payload["lengths"] = np.full(SAMPLES, 2, np.int32)
+            payload["tokens"] = np.array([7, 9, 20, 9, 7, 9, 21, 9], np.int32)
+            payload["logprobs"] = np.full(8, np.log(1 / 64), np.float32)
+            payload["reward"] = np.array([1, 0, 1, 0], np.float32)
+        await trainer.train(step_of(items, step=number))
+        model = trainer._learner.model
+        with torch.no_grad():
+            ids = torch.tensor(np.array([each.payload["prompt"] for each in items]), dtype=torch.int64)
+            rows.append(torch.softmax(model(ids).logits[:, -1], -1)[:, 7].mean().item())
+    assert rows[-1] > 1.5 * rows[0], rows
