@@ -20,14 +20,27 @@ from rlinf_api import job as api
 from rlinf_api import job_rules, sentences, storable
 from rlinf_api.job import Problem, RLJobSpec
 
-FLOWS: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout", "actor"), "synthetic": ()}
+FLOWS: Final[dict[str, tuple[str, ...]]] = {
+    "ppo": ("env", "rollout", "actor"),
+    "grpo": ("rollout", "reward", "actor"),
+    "synthetic": (),
+}
 """Registered flows and the names of the roles each of them uses; none: the flow's config names them."""
 
-KINDS: Final[dict[str, str]] = {"gymnasium": "env", "torch": "rollout", "fsdp": "actor", "synthetic": ""}
+KINDS: Final[dict[str, str]] = {
+    "gymnasium": "env",
+    "torch": "rollout",
+    "transformers": "rollout",
+    "rule": "reward",
+    "fsdp": "actor",
+    "synthetic": "",
+}
 """Registered kinds and the role of a flow that each of them can play; empty: any role of flow synthetic."""
 
-LATER_FLOWS: Final = ("grpo",)
-LATER_KINDS: Final = ("vllm", "rule")
+FLOW_OF_KIND: Final[dict[str, str]] = {"gymnasium": "ppo", "torch": "ppo", "transformers": "grpo", "rule": "grpo"}
+"""The registered flow that alone has roles of a kind; others are in several."""
+
+LATER_KINDS: Final = ("vllm",)
 
 SYNTHETIC: Final = "synthetic"
 _ROLES: Final = "spec.roles"
@@ -36,7 +49,13 @@ _EXAMPLE: Final = ("env",)
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Class
 
 
-_OWN_FLOW: Final = "remove it: no flow is told of it. An own flow finds paths in spec.flow.config"
+_HAVE_NO_TEXT: Final = ("ppo", SYNTHETIC)
+
+
+def _is_collocated(spec: RLJobSpec) -> bool:
+    return spec.placement.mode is api.PlacementMode.COLLOCATED
+
+
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
     (
         "spec.objective",
@@ -59,8 +78,17 @@ _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
         lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
         "write 0: flow ppo trains exactly on policy",
     ),
-    ("spec.model", lambda s: s.model.path if s.model else None, _OWN_FLOW),
-    ("spec.data", lambda s: (s.data.train or s.data.eval) if s.data else None, _OWN_FLOW),
+    ("spec.data.eval", lambda s: (s.data.eval or None) if s.data else None, "remove it: nothing evaluates yet"),
+    (
+        "spec.flow.maxStaleness",
+        lambda s: (s.flow.max_staleness or None) if s.flow.name == "grpo" else None,
+        "write 0: flow grpo trains on the policy that sampled",
+    ),
+    (
+        "spec.placement.mode",
+        lambda s: s.placement.mode.value if s.flow.name == "grpo" and _is_collocated(s) else None,
+        "write Auto: an engine of flow grpo does not leave its slots",
+    ),
 )
 """Fields whose feature does not exist yet: (field, what was set or None, what to write instead)."""
 
@@ -85,11 +113,14 @@ def _flow(spec: RLJobSpec) -> Iterator[Problem]:
     name = spec.flow.name
     if _OWN.fullmatch(name):
         return
+    for field, got in (("spec.model", spec.model), ("spec.data.train", spec.data and spec.data.train)):
+        if name in _HAVE_NO_TEXT and got:
+            message = f"flow {name!r} has no language model and reads no data; remove it"
+            yield Problem(field=field, message=message)
     if name not in FLOWS:
-        when = "is not supported yet in this version" if name in LATER_FLOWS else "is not a registered flow"
         hint = sentences.did_you_mean(name, tuple(FLOWS))
         known = f"write {' or '.join(FLOWS)}, or your own module:function"
-        yield Problem(field="spec.flow.name", message=f"{name!r} {when};{hint} {known}")
+        yield Problem(field="spec.flow.name", message=f"{name!r} is not a registered flow;{hint} {known}")
         return
     present = [r.name for r in spec.roles]
     for missing in (r for r in FLOWS[name] if r not in present):
@@ -116,12 +147,20 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
     elif (spec.flow.name == SYNTHETIC) != (role.kind == SYNTHETIC) and spec.flow.name in FLOWS:
         whole = "flow 'synthetic' has roles of kind 'synthetic' alone, and no other flow has them"
         yield Problem(field=field, message=f"got {role.kind!r} in flow {spec.flow.name!r}, but {whole}; change one")
+    elif spec.flow.name in FLOWS and FLOW_OF_KIND.get(role.kind, spec.flow.name) != spec.flow.name:
+        message = f"{role.kind!r} is of flow {FLOW_OF_KIND[role.kind]!r}, not {spec.flow.name!r}; "
+        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and _fits(k, spec.flow.name))
+        yield Problem(field=field, message=f"{message}write {fitting or 'a kind of that flow'}, or module:Class")
     elif spec.flow.name in FLOWS and role.name in FLOWS[spec.flow.name] and KINDS[role.kind] != role.name:
-        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name)
+        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and _fits(k, spec.flow.name))
         yield Problem(
             field=field,
             message=f"{role.kind!r} plays {KINDS[role.kind]!r}, not {role.name!r}; write {fitting}, or module:Class",
         )
+
+
+def _fits(kind: str, flow: str) -> bool:
+    return flow not in FLOWS or FLOW_OF_KIND.get(kind, flow) == flow
 
 
 def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
@@ -158,7 +197,7 @@ def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
 def _kind_of(role: str, flow: str) -> str:
     if flow == SYNTHETIC:
         return flow
-    return next((kind for kind, plays in KINDS.items() if plays == role), "module:Class")
+    return next((kind for kind, plays in KINDS.items() if plays == role and _fits(kind, flow)), "module:Class")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

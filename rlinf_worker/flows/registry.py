@@ -14,6 +14,7 @@ from rlinf_worker.roles import registry as roles
 
 FLOWS: Final[dict[str, str]] = {
     "ppo": "rlinf_worker.flows.ppo:ppo",
+    "grpo": "rlinf_worker.flows.grpo:grpo",
     "synthetic": "rlinf_worker.flows.synthetic:synthetic",
 }
 REMEDY: Final = "install what it needs in the driver's image"
@@ -72,7 +73,9 @@ def check_roles(spec: RLJobSpec) -> Iterator[Problem]:
     """Problems of each role's config, by the schema of its kind; also where the flow is the user's and not imported."""
     for role in spec.roles:
         field = f"spec.roles[{role.name}].config"
-        yield from _problems(partial(roles.check_config, role.kind, role.config, field=field), field)
+        yield from _problems(
+            partial(roles.check_config, role.kind, role.config, field=field, flow=spec.flow.name), field
+        )
 
 
 def _problems(check: Callable[[], object], field: str) -> Iterator[Problem]:

@@ -16,21 +16,27 @@ from rlinf_worker.roles.protocol import Role
 KINDS: Final = {
     "gymnasium": "rlinf_worker.roles.env.role:GymnasiumRole",
     "torch": "rlinf_worker.roles.rollout.role:TorchPolicyRole",
+    "transformers": "rlinf_worker.roles.rollout.language:TransformersRole",
+    "rule": "rlinf_worker.roles.reward.role:RuleRole",
     "fsdp": "rlinf_worker.roles.actor.role:FsdpRole",
     "synthetic": "rlinf_worker.roles.synthetic.role:SyntheticRole",
 }
 SCHEMAS: Final = {
     "gymnasium": "rlinf_api.job:Model",  # no field: the flow's config names the environment
     "torch": "rlinf_worker.roles.rollout.schema:TorchConfig",
+    "transformers": "rlinf_worker.roles.rollout.schema:TransformersConfig",
+    "rule": "rlinf_worker.roles.reward.schema:RuleConfig",
     "fsdp": "rlinf_worker.roles.actor.schema:FsdpConfig",
     "synthetic": "rlinf_worker.roles.synthetic.schema:SyntheticConfig",
 }
-"""The model of each kind's config. Imported where a job is checked, never in the worker that runs the role."""
+OF_FLOW: Final = {("grpo", "fsdp"): "rlinf_worker.roles.actor.schema:TextFsdpConfig"}
+"""The model of each kind's config, and where a flow has another one. Imported where a job is checked; in the worker
+that runs the role only where it imports seconds of libraries beside it."""
 
 
-def check_config(kind: str, config: Mapping[str, Any], *, field: str) -> None:
+def check_config(kind: str, config: Mapping[str, Any], *, field: str, flow: str = "") -> None:
     """Raises InvalidManifest, a sentence per problem; an own kind's config is its own to check, where it runs."""
-    place = SCHEMAS.get(kind)
+    place = OF_FLOW.get((flow, kind), SCHEMAS.get(kind))
     if place is not None:
         from rlinf_api.sentences import checked  # pydantic: as above
 

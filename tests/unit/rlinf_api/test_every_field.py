@@ -21,6 +21,8 @@ READ = {
     "flow.steps": (DRIVER, "spec.flow.steps"),
     "flow.maxStaleness": (DRIVER, "spec.flow.max_staleness"),
     "flow.config": (DRIVER, "spec.flow.config"),
+    "model.path": (DRIVER, "spec.model.path"),
+    "data.train": (DRIVER, "spec.data.train"),
     "roles.name": (INITIAL, "role.name"),
     "roles.kind": ("rlinf_worker/driver/workforce.py", "kind=role.kind"),
     "roles.slotsPerWorker": (INITIAL, "role.slots_per_worker"),
@@ -51,8 +53,6 @@ READ = {
 """Field: who reads it, and how that looks there."""
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "model.path": {"model": {"path": "/m"}},
-    "data.train": {"data": {"train": "/t"}},
     "data.eval": {"data": {"eval": "/e"}},
     "objective": {"objective": "CostPerStep"},
     "minGainPerSlot": {"minGainPerSlot": 0.5},

@@ -172,10 +172,23 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
             "spec.failurePolicy.rules: '1 rules' is not supported yet",
         ),
         (spec(checkpoint={"uri": "az://b/p"}), "spec.checkpoint.uri: scheme 'az://' is not supported yet"),
-        (spec(model={"path": "/m"}), "spec.model: '/m' is not supported yet in this version; remove it"),
-        (spec(data={"train": "/d"}), "spec.data: '/d' is not supported yet"),
+        (spec(model={"path": "/m"}), "spec.model: flow 'ppo' has no language model and reads no data; remove it"),
+        (spec(data={"train": "/d"}), "spec.data.train: flow 'ppo' has no language model and reads no data; remove it"),
+        (spec(data={"eval": "/d"}), "spec.data.eval: '/d' is not supported yet in this version; remove it: nothing"),
         (spec(flow={"name": "ppo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
-        (spec(flow={"name": "grpo"}), "spec.flow.name: 'grpo' is not supported yet in this version; write ppo"),
+        (spec(flow={"name": "grpo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
+        (
+            spec(flow={"name": "grpo"}),
+            "spec.roles[rollout].kind: 'torch' is of flow 'ppo', not 'grpo'; write transformers",
+        ),
+        (
+            spec(flow={"name": "grpo"}, placement={"mode": "Collocated"}),
+            "spec.placement.mode: 'Collocated' is not supported yet in this version; write Auto",
+        ),
+        (
+            lambda m: m["spec"]["roles"][1].update(kind="transformers"),
+            "spec.roles[rollout].kind: 'transformers' is of flow 'grpo', not 'ppo'; write torch, or module:Class",
+        ),
         (spec(flow={"name": "pppo"}), "spec.flow.name: 'pppo' is not a registered flow; did you mean 'ppo'?"),
         (lambda m: m["spec"]["roles"][1].update(kind="vllm"), "spec.roles[rollout].kind: 'vllm' is not supported yet"),
         (

@@ -58,11 +58,7 @@ def test_the_example_is_valid():
         ("spec.flow.config.slices=5", "spec.flow.config: slices 5 does not divide numEnvs 32; write a divisor"),
         (
             "spec.flow.name=ppp",
-            "spec.flow.name: 'ppp' is not a registered flow; did you mean 'ppo'\\? write ppo or synthetic, .*",
-        ),
-        (
-            "spec.flow.name=grpo",
-            "spec.flow.name: 'grpo' is not supported yet in this version; write ppo or synthetic, .*",
+            "spec.flow.name: 'ppp' is not a registered flow; did you mean 'ppo'\\? write ppo or grpo or synthetic, .*",
         ),
         ("spec.roles[env].kind=gymnasiun", ".*'gymnasiun' is not a registered kind; did you mean 'gymnasium'\\?.*"),
         ("spec.checkpoint={uri: 'file://runs'}", "spec.checkpoint.uri: got 'file://runs', wanted an absolute path; .*"),

@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_api.errors import UserError
 from rlinf_api.job import Problem, RLJobSpec
-from rlinf_worker.flows import ppo, registry, synthetic
+from rlinf_worker.flows import grpo, ppo, registry, synthetic
 from rlinf_worker.roles.loading import LoadFailed
 
 THEIRS = "their_flows:train"
@@ -36,14 +36,15 @@ def spec(name: str = THEIRS, env: dict[str, Any] | None = None) -> RLJobSpec:
 
 
 def test_ours_are_loaded_by_name_and_the_users_by_module_and_function(theirs):
-    assert [registry.load(name) for name in ("ppo", "synthetic", THEIRS)] == [ppo.ppo, synthetic.synthetic, print]
+    loaded = [registry.load(name) for name in ("ppo", "grpo", "synthetic", THEIRS)]
+    assert loaded == [ppo.ppo, grpo.grpo, synthetic.synthetic, print]
 
 
 def test_a_name_that_is_neither_is_answered_with_what_there_is():
     with pytest.raises(UserError) as caught:
         registry.load("pppo")
     assert str(caught.value) == (
-        "flow 'pppo' is not known: wanted one of ppo, synthetic or module:function; correct spec.flow.name"
+        "flow 'pppo' is not known: wanted one of ppo, grpo, synthetic or module:function; correct spec.flow.name"
     )
 
 

@@ -1,0 +1,97 @@
+"""A language model that is made on the spot learns with flow grpo, and what comes out is a folder of Hugging Face's."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes import reasoning
+from tests.rljob_runs import Run
+
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return reasoning.make_folder(tmp_path_factory.mktemp("reasoning"))
+
+
+@pytest.fixture(scope="module")
+def learnt(folder):
+    with Run(folder, file=reasoning.manifest(folder, steps=STEPS), small=False, name="learnt") as run:
+        assert run.end(timeout_s=100) == 0, run.said
+        assert run.answer["condition"] == "Complete", run.said
+        yield run
+
+
+def test_the_reward_rises(learnt):
+    lines = learnt.lines("metrics")
+    rewards = [line["reward_mean"] for line in lines]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert np.mean(rewards[:2]) < 0.1, rewards
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
+    assert learnt.answer["reward_mean"] == pytest.approx(rewards[-1])
+
+
+def test_each_step_says_how_it_went(learnt):
+    last = learnt.lines("metrics")[-1]
+    assert {
+        "reward_mean", "reward_std", "same_reward_fraction", "response_tokens_mean", "response_tokens_max",
+        "truncated_fraction", "entropy", "clip_fraction", "approx_kl", "grad_norm", "tokens_per_s", "engine_kl",
+        "engine_difference_max", "updates_skipped_count", "learning_rate",
+    } <= set(last)  # fmt: skip
+    assert (last["groups_count"], last["updates_skipped_count"], last["response_tokens_max"]) == (16, 0, 8)
+    assert 2 <= last["response_tokens_mean"] <= 8, "no sample ends before minResponseTokens"
+    assert 0 < last["engine_difference_max"] < 1e-4, "engine and actor score one policy, each in its own way"
+    assert last["entropy"] < learnt.lines("metrics")[0]["entropy"]
+
+
+def test_what_comes_out_is_the_checkpoint_as_a_folder_of_hugging_faces(learnt, folder):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    saved = learnt.work_dir / "checkpoints" / f"b0-{STEPS}" / "actor"
+    exported = AutoModelForCausalLM.from_pretrained(saved / "huggingface", dtype=torch.float32)
+    dcp_to_torch_save(saved, folder / "whole.pt")
+    ours = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    before = [parameter.detach().clone() for parameter in ours.parameters()]
+    missing = ours.load_state_dict(torch.load(folder / "whole.pt")["model"], strict=False)
+    assert missing.unexpected_keys == []
+    assert any(not torch.equal(a, b) for a, b in zip(before, ours.parameters(), strict=True)), "it has learnt"
+    tokens = AutoTokenizer.from_pretrained(saved / "huggingface")
+    ids = torch.tensor([tokens("12+34=?")["input_ids"]])
+    assert ids.tolist() == [AutoTokenizer.from_pretrained(folder / "base")("12+34=?")["input_ids"]]
+    with torch.no_grad():
+        assert torch.equal(exported(ids).logits, ours(ids).logits)
+    before_the_end = learnt.work_dir / "checkpoints" / "b0-8" / "actor"
+    assert before_the_end.is_dir()
+    assert not (before_the_end / "huggingface").exists(), "once, at the end"
+
+
+@pytest.mark.slow("loads torch and transformers in four workers, one after the other on two cores")
+@pytest.mark.timeout(200)
+def test_a_job_whose_rollout_and_actor_are_killed_ends_with_the_same_model(folder, learnt):
+    """Tokens follow from weights, seed and key; gradients are added up in the order of keys."""
+    weights = []
+    for name, kills in (("left-alone", ()), ("killed", ("rollout/0", "actor/0"))):
+        job = reasoning.manifest(folder, steps=12, loss={"correction": "none"})
+        with Run(folder, file=job, small=False, name=name) as run:
+            for number, worker in enumerate(kills):
+                run.until_step(2 + 4 * number)
+                run.kill(worker)
+            assert run.end(timeout_s=120) == 0, run.said
+            [saved] = (run.work_dir / "checkpoints").glob("*-12/actor/huggingface/model.safetensors")
+            steps = {line["step"]: line for line in run.lines("lineage")}  # the last of a step counts
+            weights.append((saved.read_bytes(), [steps[n]["digest"] for n in range(1, 13)]))
+            assert bool(saved.parents[2].name.startswith("b1")) == bool(kills)
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow("loads torch and transformers in three workers, one after the other on two cores")
+@pytest.mark.timeout(200)
+def test_two_ranks_learn_what_one_does(folder, learnt):
+    with Run(folder, file=reasoning.manifest(folder, steps=STEPS, ranks=2), small=False, name="two") as run:
+        assert run.end(timeout_s=120) == 0, run.said
+        two = run.lines("metrics")
+    one = learnt.lines("metrics")
+    for name in ("reward_mean", "grad_norm", "entropy"):
+        assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name

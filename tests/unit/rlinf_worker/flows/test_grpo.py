@@ -1,0 +1,126 @@
+"""Flow grpo: its channels, whose turn which row is, and what it says of a manifest that cannot be."""
+
+from typing import Any
+
+import pytest
+
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import RLJobSpec
+from rlinf_worker.flows import registry
+from rlinf_worker.flows.grpo import PRESETS, check_config, check_job, grpo
+from rlinf_worker.roles.samples import ROWS
+from tests.fakes.flow import FakeFlow
+
+
+async def put(*, rows: int, steps: int = 2, seed: int = 0, **config: Any) -> FakeFlow:
+    flow = FakeFlow(check_config({"promptsPerStep": 4, **config}), workers=lambda role: 1, steps=steps)
+    flow.facts[ROWS], flow.seed = {"count": rows, "digest": "d"}, seed
+    await grpo(flow)
+    return flow
+
+
+async def test_it_declares_prompts_samples_rewards_and_the_weights():
+    flow = await put(rows=10)
+    assert flow.declared == [
+        ("source", "prompts", "rollout"),
+        ("queue", "samples", "rollout", "reward", {}),
+        ("queue", "rewarded", "reward", "actor", {"rounds": True}),
+        ("weights", "actor", "rollout"),
+    ]
+    assert all(flow.payloads.values()), "each says what it carries"
+
+
+async def test_each_pass_has_each_row_once_in_an_order_of_its_own():
+    flow = await put(rows=6, steps=6)  # 24 groups: 4 passes
+    tickets = [ticket for number in sorted(flow.put_at) for ticket in flow.put_at[number]]
+    passes = [[t.payload["index"] for t in tickets if t.payload["pass"] == data_pass] for data_pass in range(4)]
+    assert [sorted(rows) for rows in passes] == [list(range(6))] * 4
+    assert len({tuple(rows) for rows in passes}) > 1
+    assert [t.key for t in tickets] == [f"train:{t.payload['pass']}/{t.payload['index']}/0" for t in tickets]
+    assert len({t.key for t in tickets}) == 24
+
+
+async def test_a_step_has_the_rows_that_it_had_whenever_it_is_made():
+    whole, again, other = await put(rows=7, steps=3), await put(rows=7, steps=3), await put(rows=7, steps=3, seed=1)
+    assert whole.put_at == again.put_at
+    assert whole.put_at != other.put_at
+
+
+async def test_fewer_rows_than_prompts_of_a_step_are_asked_again_in_the_next_pass():
+    flow = await put(rows=1, steps=1)
+    assert [t.key for t in flow.put_at[1]] == [f"train:{data_pass}/0/0" for data_pass in range(4)]
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_a_preset_sets_fields_that_the_config_shows(kind):
+    loss = check_config({"loss": {"kind": kind}})["loss"]
+    assert {name: loss[name] for name in PRESETS[kind]} == PRESETS[kind]
+    assert loss["kind"] == kind
+
+
+def test_what_is_written_stands_above_the_preset():
+    loss = check_config({"loss": {"kind": "dapo", "clipHigh": 0.5, "overlongBuffer": 3, "clipLow": None}})["loss"]
+    assert (loss["clip_high"], loss["clip_low"], loss["overlong_buffer"]) == (0.5, None, 3)
+    assert loss["aggregation"] == "token-mean", "the rest is the preset's"
+
+
+def test_no_loss_at_all_is_grpo():
+    assert check_config({})["loss"] == check_config({"loss": {"kind": "grpo"}})["loss"]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"samplesPerPrompt": 1}, "spec.flow.config.samplesPerPrompt: got 1, wanted at least 2"),
+        ({"loss": {"kind": "dapoo"}}, "spec.flow.config.loss.kind: got 'dapoo', .*did you mean 'dapo'"),
+        ({"loss": {"clip": 1}}, "spec.flow.config.loss.clip: is not a field"),
+        ({"promptsPerStep": 2, "updatesPerStep": 3}, "updatesPerStep 3 is above promptsPerStep 2"),
+        ({"loss": {"klCoefficient": 0.1}}, "spec.flow.config.loss.klCoefficient: is not a field"),
+        ({"optimizer": {"kind": "sgd"}}, "spec.flow.config.optimizer.kind: got 'sgd'"),
+    ],
+)
+def test_a_wrong_config_is_one_sentence(config, says):
+    with pytest.raises(InvalidManifest, match=says):
+        check_config(config)
+
+
+def spec(**changes: Any) -> RLJobSpec:
+    roles = [
+        {"name": "rollout", "kind": "transformers"},
+        {"name": "reward", "kind": "rule"},
+        {"name": "actor", "kind": "fsdp", "config": {"tokenBudget": 64}},
+    ]
+    whole = {
+        "flow": {"name": "grpo"}, "model": {"path": "/m"}, "data": {"train": "/d.jsonl"}, "roles": roles,
+        "pools": [{"name": "cpu", "roles": ["rollout", "reward", "actor"]}],
+    }  # fmt: skip
+    return RLJobSpec.model_validate({**whole, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, []),
+        ({"model": None}, ["spec.model: is missing; write {path: ...}"]),
+        ({"data": None}, ["spec.data.train: is missing; write a .jsonl or .parquet file"]),
+        ({"data": {"train": "/rows.csv"}}, ["spec.data.train: got '/rows.csv', wanted a file whose name ends in"]),
+    ],
+)
+def test_model_and_data_are_asked_for(changes, says):
+    found = [str(problem) for problem in check_job(spec(**changes))]
+    assert len(found) == len(says), found
+    assert all(sentence.startswith(wanted) for sentence, wanted in zip(found, says, strict=True)), found
+
+
+def test_an_actor_of_this_flow_has_a_config_of_its_own():
+    assert list(registry.check_job(spec())) == []
+    roles = [
+        {"name": "rollout", "kind": "transformers", "config": {"minResponseTokens": 9, "maxResponseTokens": 3}},
+        {"name": "reward", "kind": "rule", "config": {"function": "math"}},
+        {"name": "actor", "kind": "fsdp", "config": {"tokenBudget": 1}},
+    ]
+    found = [str(problem) for problem in registry.check_job(spec(roles=roles))]
+    assert [line.split(":")[0] for line in found] == [
+        "spec.roles[rollout].config", "spec.roles[reward].config", "spec.roles[actor].config.tokenBudget",
+    ]  # fmt: skip
+    assert "function 'math' is not known (math is not there in this version)" in found[1]
