@@ -31,13 +31,12 @@ TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 def tokenizer(path: str) -> Any:
     """Raises UserError where there is none."""
     _look(path)
+    if not Path(path, TOKENIZER[0]).is_file():  # some classes of transformers then make one of nothing, and say nothing
+        raise _no_tokenizer(path, f"no file {TOKENIZER[0]}")
     try:
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise UserError(
-            f"spec.model.path {path!r} has no tokenizer that can be read", got=_told(error),
-            wanted="tokenizer.json and tokenizer_config.json", next=REMEDY,
-        ) from error  # fmt: skip
+        raise _no_tokenizer(path, _told(error)) from error
 
 
 def language_model(path: str, *, dtype: torch.dtype) -> Any:
@@ -81,6 +80,13 @@ def _look(path: str) -> None:
             f"spec.model.path {path!r} is no folder of a model", got=f"no file {CONFIG} in it as {os.getcwd()} sees it",
             wanted=f"{CONFIG}, *.safetensors, tokenizer.json", next=REMEDY,
         )  # fmt: skip
+
+
+def _no_tokenizer(path: str, got: str) -> UserError:
+    return UserError(
+        f"spec.model.path {path!r} has no tokenizer that can be read", got=got,
+        wanted="tokenizer.json and tokenizer_config.json", next=REMEDY,
+    )  # fmt: skip
 
 
 def _unfit(path: str, got: str, wanted: str) -> UserError:

@@ -85,7 +85,8 @@ class FakeChannel:
         return item
 
     def take_now(self) -> Item | None:
-        return None if self.items.empty() else self.items.get_nowait()
+        is_end = not self.items.empty() and self.items._queue[0] is None  # type: ignore[attr-defined]
+        return None if self.items.empty() or is_end else self.items.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         with contextlib.suppress(ChannelClosed):

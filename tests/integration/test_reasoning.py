@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file
 
 from tests.fakes import reasoning
 from tests.rljob_runs import Run
@@ -95,3 +97,21 @@ def test_two_ranks_learn_what_one_does(folder, learnt):
     one = learnt.lines("metrics")
     for name in ("reward_mean", "grad_norm", "entropy"):
         assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name
+
+
+def test_a_step_of_which_nothing_is_left_counts_and_changes_nothing(folder):
+    """A reward function that always raises, and whose groups are dropped."""
+    job = yaml.safe_load(reasoning.manifest(folder, steps=2).read_text())
+    job["spec"]["roles"][1]["config"] |= {"function": "tests.fakes.reasoning:raises", "onError": "drop"}
+    path = folder / "nothing.yaml"
+    path.write_text(yaml.safe_dump(job))
+    with Run(folder, file=path, small=False, name="nothing") as run:
+        assert run.end(timeout_s=100) == 0, run.said
+        lines = run.lines("metrics")
+        [exported] = (run.work_dir / "checkpoints").glob("b0-2/actor/huggingface/model.safetensors")
+    assert [line["groups_count"] for line in lines] == [0, 0]
+    assert lines[1]["previous"]["reward_raised_count"] == 16
+    assert load_file(exported).keys() == load_file(folder / "base" / "model.safetensors").keys()
+    assert all(
+        torch.equal(load_file(exported)[n], t) for n, t in load_file(folder / "base" / "model.safetensors").items()
+    )

@@ -1,0 +1,295 @@
+"""The rollout role of language models against fake channels: what it makes of a ticket, which it lets go, and the
+sentences for what cannot be generated from."""
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_api.errors import UserError
+from rlinf_api.slots import Allotment
+from rlinf_worker.channels.payload_type import PayloadType
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.flows import grpo
+from rlinf_worker.roles import models
+from rlinf_worker.roles.protocol import FlowSettings
+from rlinf_worker.roles.rollout import language
+from rlinf_worker.roles.rollout.language import TransformersRole
+from rlinf_worker.roles.samples import ROWS, SAMPLES, SAMPLING
+from tests.fakes import reasoning
+from tests.fakes.context import FakeContext, FakeWeights, Stage
+
+FIRST = PolicyVersion(0, 0)
+CONFIG = {"maxPromptTokens": 9, "maxResponseTokens": 6, "temperature": 0.9}
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}="
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return reasoning.make_folder(tmp_path_factory.mktemp("language"))
+
+
+class TorchWeights(FakeWeights):
+    async def pull(self, at_least, *, into=None):
+        self.pulls += 1
+        while self.version is None or self.version < at_least:
+            self._news.clear()
+            await self._news.wait()
+        with torch.no_grad():
+            for name, target in (into or {}).items():
+                target.copy_(self._tensors[name])
+        return self.version, self._tensors
+
+
+class Rollout:
+    """One role, from its load until its tickets have ended."""
+
+    def __init__(self, folder, *, rows=None, data="rows.jsonl", config=None, **flow):
+        self.stage = Stage()
+        if rows is not None:
+            data = "own.jsonl"
+            (folder / data).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.stage.flow = FlowSettings(
+            name="grpo", steps=3, seed=5, max_staleness=0, order="arrival",
+            config=grpo.check_config({"samplesPerPrompt": 3, **flow}), model=str(folder / "base"),
+            train_data=str(folder / data),
+        )  # fmt: skip
+        self.stage.weights = TorchWeights()
+        self.model = models.language_model(str(folder / "base"), dtype=torch.float32)
+        self.show(FIRST)
+        self.context = FakeContext(self.stage, "rollout", {**CONFIG, **(config or {})})
+        self.reported: list[tuple[Any, str]] = []
+        self.context.report = self.report  # type: ignore[method-assign]
+        self.tickets, self.samples = self.stage.channel("prompts"), self.stage.channel("samples")
+
+    def report(self, *, step, metrics, key=""):
+        self.reported.append((metrics, key))
+
+    def show(self, version):
+        self.stage.weights.show(version, dict(self.model.named_parameters()))
+
+    def give(self, *indices, **fields):
+        return [self.tickets.give(f"train:0/{n}/0", {"index": n, "pass": 0}, version=FIRST, **fields) for n in indices]
+
+    async def run(self):
+        self.tickets.end()
+        await asyncio.wait_for(TransformersRole().run(self.context), 60)
+        return {item.key: item for item in self.samples.all}
+
+
+async def made(folder, *indices, **options):
+    rollout = Rollout(folder, **options)
+    rollout.give(*indices)
+    return await rollout.run()
+
+
+def alike(one, other):
+    return all(np.allclose(one[name], other[name], atol=1e-5) for name in ("prompt", "tokens", "logprobs", "lengths"))
+
+
+async def test_a_ticket_becomes_a_group_of_its_rows_prompt(folder):
+    rollout = Rollout(folder)
+    [ticket] = rollout.give(4)
+    [item] = (await rollout.run()).values()
+    payload, tokenizer = item.payload, models.tokenizer(str(folder / "base"))
+    PayloadType(SAMPLES).check(payload, "samples", item.key)
+    assert (item.key, item.version, rollout.tickets.acked) == (ticket.key, FIRST, [ticket])
+    row = json.loads((folder / "rows.jsonl").read_text().splitlines()[4])
+    assert payload["row"] == row
+    assert payload["prompt"].tolist() == tokenizer(row["prompt"])["input_ids"]
+    ends = np.cumsum(payload["lengths"])
+    ids = [payload["tokens"][end - length : end] for end, length in zip(ends, payload["lengths"], strict=True)]
+    assert payload["texts"] == [tokenizer.decode(each, skip_special_tokens=True) for each in ids]
+    assert [bool(each[-1] == tokenizer.eos_token_id) for each in ids] == payload["finished"].tolist()
+    assert payload["versions"].tolist() == [[0, 0]] * int(ends[-1])
+    assert item.weight == float(ends[-1])
+
+
+async def test_facts_say_what_there_is_and_how_it_is_sampled(folder):
+    rollout = Rollout(folder, config={"minResponseTokens": 1, "stopTokenIds": [7, 5], "dtype": "bfloat16"})
+    await rollout.run()
+    assert rollout.stage.facts[ROWS]["count"] == 40
+    assert rollout.stage.facts[SAMPLING] == {
+        "temperature": 0.9, "dtype": "bfloat16", "stops": [5, 7], "least": 1, "most": 6,
+        "tokenizer": models.digest_of(str(folder / "base")),
+    }  # fmt: skip
+    plain = Rollout(folder)
+    await plain.run()
+    assert plain.stage.facts[SAMPLING]["stops"] == [2], "the model's own"
+
+
+async def test_a_group_is_the_same_whoever_makes_it_with_whom(folder):
+    many, one = await made(folder, *range(12)), await made(folder, 7)
+    assert len(many) == 12
+    assert alike(many["train:0/7/0"].payload, one["train:0/7/0"].payload)
+    few = await made(folder, *range(11, -1, -1), config={"maxSequences": 4})
+    assert all(alike(many[key].payload, few[key].payload) for key in many)
+
+
+async def test_a_prompt_that_is_too_long_is_dropped_by_name(folder):
+    rollout = Rollout(folder, rows=[{"prompt": "1" * 9}, {"prompt": "1" * 10}])
+    _, long = rollout.give(0, 1)
+    assert list(await rollout.run()) == ["train:0/0/0"]
+    assert rollout.tickets.dropped == [(long, "longer than maxPromptTokens")]
+    assert rollout.reported == [({"prompts_too_long_count": 1.0}, long.key)]
+
+
+async def test_messages_go_through_the_chat_template(folder, tmp_path):
+    reasoning.make_folder(tmp_path)
+    (tmp_path / "base" / "chat_template.jinja").write_text(TEMPLATE)
+    messages = [{"role": "system", "content": "ab"}, {"role": "user", "content": "1+1"}]
+    [item] = (await made(tmp_path, 0, rows=[{"ask": messages}], config={"promptColumn": "ask"})).values()
+    tokenizer = models.tokenizer(str(tmp_path / "base"))
+    assert item.payload["prompt"].tolist() == tokenizer("sabu1+1=", add_special_tokens=False)["input_ids"]
+    assert models.digest_of(str(tmp_path / "base")) != models.digest_of(str(folder / "base")), "another text, too"
+
+
+async def test_a_template_that_raises_is_told_with_its_row(folder, tmp_path):
+    reasoning.make_folder(tmp_path)
+    (tmp_path / "base" / "chat_template.jinja").write_text("{{ raise_exception('no system here') }}")
+    rows = [{"prompt": [{"role": "system", "content": "a"}]}]
+    with pytest.raises(UserError, match=r"row 0 of spec.data.train makes no prompt: got .*no system here"):
+        await made(tmp_path, 0, rows=rows)
+
+
+@pytest.mark.parametrize(("row", "got"), [({"question": "1"}, "'prompt': None"), ({"prompt": 3}, "'prompt': 3")])
+async def test_a_row_without_a_prompt_is_told_with_its_columns(folder, row, got):
+    with pytest.raises(UserError, match=f"row 0 of spec.data.train has no prompt: got {got}, .*{next(iter(row))}"):
+        await made(folder, 0, rows=[row])
+
+
+async def test_what_nobody_needs_any_more_leaves_and_the_rest_goes_on(folder):
+    rollout = Rollout(folder, config={"maxResponseTokens": 300, "minResponseTokens": 300})
+    gone, stays = rollout.give(0, 1)
+    early = rollout.tickets.give("train:0/2/0", {"index": 2, "pass": 0}, version=FIRST)
+    early.cancel()
+
+    async def cancel():
+        while gone.key not in {item.key for item, _ in getattr(role, "_working", {}).values()}:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+
+    role = TransformersRole()
+    rollout.tickets.end()
+    canceller = asyncio.create_task(cancel())
+    await asyncio.wait_for(role.run(rollout.context), 60)
+    await canceller
+    assert [item.key for item in rollout.samples.all] == [stays.key]
+    assert sorted((item.key, why) for item, why in rollout.tickets.dropped) == [
+        (gone.key, "cancelled"), (early.key, "cancelled"),
+    ]  # fmt: skip
+
+
+async def test_what_a_worker_leaves_another_goes_on_from(folder, monkeypatch):
+    monkeypatch.setattr(language, "KEEP_S", 0.0)
+    first = Rollout(folder, config={"minResponseTokens": 6})
+    [ticket] = first.give(3)
+    whole = (await first.run())[ticket.key]
+    left = json.loads(json.dumps(first.tickets.kept[ticket.key]))
+    assert 0 < len(left["versions"]) < 6
+    left["versions"] = [[0, 9]] * len(left["versions"])  # to be seen again
+    second = Rollout(folder, config={"minResponseTokens": 6})
+    second.give(3, partial=left)
+    again = (await second.run())[ticket.key]
+    assert alike(whole.payload, again.payload)
+    counts = np.unique(again.payload["versions"][:, 1], return_counts=True)
+    assert dict(zip(*(part.tolist() for part in counts), strict=True)) == {
+        9: 3 * len(left["versions"]),
+        0: 18 - 3 * len(left["versions"]),
+    }
+
+
+async def test_a_ticket_that_asks_for_newer_weights_gets_them(folder):
+    rollout = Rollout(folder, config={"temperature": 1e-3, "minResponseTokens": 6})
+    old = rollout.give(0)[0]
+    new = rollout.tickets.give("train:1/0/0", {"index": 0, "pass": 1}, version=PolicyVersion(0, 1), step=2)
+    rollout.tickets.end()
+    running = asyncio.create_task(TransformersRole().run(rollout.context))
+    while not rollout.stage.weights.pulls:
+        await asyncio.sleep(0.001)
+    with torch.no_grad():
+        for parameter in rollout.model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    rollout.show(PolicyVersion(0, 1))
+    await asyncio.wait_for(running, 60)
+    found = {item.key: item for item in rollout.samples.all}
+    assert found[new.key].version == PolicyVersion(0, 1)
+    assert found[old.key].version <= found[new.key].version
+    assert set(found[new.key].payload["versions"][:, 1].tolist()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_bytes", "says"),
+    [
+        ({"maxPromptTokens": 500, "maxResponseTokens": 13}, 0, "context is too short .* at most 512 together"),
+        ({"maxSequences": 2}, 0, "a group does not fit into the engine: got maxSequences 2, so 2 samples at once"),
+        ({}, 5000, "a group does not fit into the engine: got kv 5000 bytes of the plan, 1920 for each sample"),
+    ],
+)
+async def test_what_has_no_room_is_told_as_the_role_loads(folder, config, kv_bytes, says):
+    rollout = Rollout(folder, config=config)
+    rollout.context.allotment = dataclasses.replace(Allotment(), kv_bytes=kv_bytes)
+    with pytest.raises(UserError, match=says):
+        await rollout.run()
+
+
+async def test_the_plans_kv_bytes_bound_what_is_generated_at_once(folder):
+    rollout = Rollout(folder)
+    rollout.context.allotment = dataclasses.replace(Allotment(), kv_bytes=1920 * 4)
+    role = TransformersRole()
+    rollout.give(*range(5))
+    rollout.tickets.end()
+    await asyncio.wait_for(role.run(rollout.context), 60)
+    assert role._generator.most_rows == 4
+    assert len(rollout.samples.all) == 5
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+def broken(folder, how):
+    base = reasoning.make_folder(folder) / "base"
+    if how == "no tokenizer":
+        for name in models.TOKENIZER:
+            (base / name).unlink(missing_ok=True)
+    elif how == "cut in half":
+        whole = (base / "model.safetensors").read_bytes()
+        (base / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    elif how == "no weights":
+        (base / "model.safetensors").unlink()
+    elif how == "pickled weights":
+        (base / "model.safetensors").unlink()
+        torch.save({}, base / "pytorch_model.bin")
+    elif how == "sliding":
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({**config, "layer_types": ["sliding_attention"]}))
+    elif how == "own code":
+        config = json.loads((base / "config.json").read_text())
+        config |= {"model_type": "theirs", "auto_map": {"AutoModelForCausalLM": "theirs.Model"}}
+        (base / "config.json").write_text(json.dumps(config))
+        (base / "theirs.py").write_text("raise SystemExit('their code has run')")
+    return str(base)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("cut in half", "has no causal language model that can be read"),
+        ("no weights", "has no causal language model that can be read"),
+        ("pickled weights", "has no causal language model that can be read"),
+        ("own code", "has no causal language model that can be read"),
+        ("sliding", "is not supported yet in this version: got layers of sliding_attention"),
+    ],
+)
+def test_a_folder_without_a_model_for_us_is_told(tmp_path, how, says):
+    with pytest.raises(UserError, match=says):
+        models.language_model(broken(tmp_path, how), dtype=torch.float32)
+
+
+def test_a_folder_without_a_tokenizer_is_told(tmp_path):
+    with pytest.raises(UserError, match="has no tokenizer that can be read"):
+        models.tokenizer(broken(tmp_path, "no tokenizer"))
+    with pytest.raises(UserError, match=r"is no folder of a model: got no file config\.json"):
+        models.tokenizer(str(tmp_path / "nowhere"))
