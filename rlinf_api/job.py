@@ -94,18 +94,19 @@ class FlowSpec(Model):
 
 class ModelSpec(Model):
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Folder with the base model, mounted by the pools' templates."""
+    """Folder with the base model as transformers saves one, mounted by the pools' templates."""
 
 
 class DataSpec(Model):
     train: Annotated[str, Field(max_length=4096)] = ""
+    """File of rows, .jsonl or .parquet, mounted by the pools' templates."""
     eval: Annotated[str, Field(max_length=4096)] = ""
 
 
 class RoleSpec(Model):
     name: Name
     kind: Annotated[str, Field(min_length=1, max_length=200)]
-    """A registered kind (gymnasium, torch, fsdp, vllm, rule, synthetic) or the user's own module:Class."""
+    """A registered kind (gymnasium, torch, transformers, rule, fsdp, synthetic) or the user's own module:Class."""
     slots_per_worker: Annotated[int, Field(ge=1, le=64)] = 1
     """Slots of one pod that one worker takes (tensor parallel). 1: one process on one slot."""
     workers: IntOrRange = Range(min=1, max=1)
