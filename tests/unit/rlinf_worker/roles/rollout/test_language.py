@@ -138,6 +138,24 @@ async def test_a_prompt_that_is_too_long_is_dropped_by_name(folder):
     assert rollout.reported == [({"prompts_too_long_count": 1.0}, long.key)]
 
 
+async def test_one_that_comes_alone_is_dropped_and_the_next_one_answered(folder):
+    rollout = Rollout(folder, rows=[{"prompt": "1" * 9}, {"prompt": "1" * 10}])
+    running = asyncio.create_task(TransformersRole().run(rollout.context))
+    await asyncio.wait_for(rollout.context.shared(ROWS), 60)
+    [long] = rollout.give(1)
+    while not rollout.tickets.dropped:
+        await asyncio.sleep(0.001)
+    rollout.give(0)
+    rollout.tickets.end()
+    await asyncio.wait_for(running, 60)
+    assert [item.key for item in rollout.samples.all] == ["train:0/0/0"]
+    assert rollout.tickets.dropped == [(long, "longer than maxPromptTokens")]
+
+
+async def test_a_context_that_is_just_long_enough_will_do(folder):
+    assert len(await made(folder, 0, config={"maxPromptTokens": 506})) == 1
+
+
 async def test_messages_go_through_the_chat_template(folder, tmp_path):
     reasoning.make_folder(tmp_path)
     (tmp_path / "base" / "chat_template.jinja").write_text(TEMPLATE)

@@ -81,3 +81,11 @@ def test_a_line_that_is_no_row_is_named(tmp_path, line, got):
     assert rows.row(0) == {"a": 1}
     with pytest.raises(UserError, match=f"line 3 is no row: .*{got}.*correct the line"):
         rows.row(1)
+
+
+def test_a_line_that_no_message_should_be_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlinf_worker.roles.rollout.rows.MOST_PER_ROW", 20)
+    rows = written(tmp_path / "t.jsonl", '{"prompt": "12345"}\n{"prompt": "123456789"}\n')
+    assert rows.row(0) == {"prompt": "12345"}
+    with pytest.raises(UserError, match="line 2 is no row: got 23 bytes, of at most 20"):
+        rows.row(1)
