@@ -78,6 +78,10 @@ def dies(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
     os._exit(3)
 
 
+def dies_once_in_three(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+    return dies(texts, row) if row["number"] % 3 == 0 else sevens(texts, row)
+
+
 def is_short(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
     return [1.0] * (len(texts) - 1)
 

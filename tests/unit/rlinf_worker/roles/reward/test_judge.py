@@ -64,6 +64,14 @@ async def test_what_is_no_reward_is_refused_by_name_and_the_next_group_is_asked_
         await judge.close()
 
 
+async def test_behind_one_that_died_the_next_group_has_its_rewards():
+    judge = judge_of(function=f"{OURS}:dies_once_in_three")
+    with pytest.raises(NoRewards, match="exited with 3"):
+        await judge.rewards(["7"], {"number": 3})
+    assert await judge.rewards(["7"], {"number": 4}) == {"reward": [1.0]}
+    await judge.close()
+
+
 async def test_one_that_hangs_is_killed_at_its_deadline_and_another_is_started():
     judge = judge_of(function=f"{OURS}:hangs", timeout_s=0.2)
     await judge.start()
@@ -155,6 +163,17 @@ async def test_or_is_dropped():
     found, samples, _ = await run([3, 4], function=f"{OURS}:raises_once_in_three", onError="drop")
     assert list(found) == ["train:0/4/0"]
     assert [(item.key, why) for item, why in samples.dropped] == [("train:0/3/0", "the reward function failed")]
+
+
+async def test_a_group_that_nobody_needs_is_not_judged():
+    stage = Stage()
+    samples = stage.channel("samples")
+    gone = samples.give("train:0/1/0", group(1))
+    gone.cancel()
+    samples.end()
+    await asyncio.wait_for(RuleRole().run(stage.context("reward", function=f"{OURS}:hangs")), 60)
+    assert samples.dropped == [(gone, "cancelled")]
+    assert stage.channel("rewarded").all == []
 
 
 async def test_or_ends_the_job():
