@@ -126,6 +126,7 @@ def timeline(
 
 plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a run that goes on, and change the one in force.")
 app.add_typer(plans, name="plan")
+AnyWorkDir = Annotated[Path, typer.Argument(help="work dir of a run, also of one that is over")]
 WorkDirArgument = Annotated[Path, typer.Argument(help="work dir of a run that goes on")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, max=3600, help="how long to wait for it")]
 
@@ -140,6 +141,56 @@ def plan_show(
 
     with _refused():
         typer.echo(command.show(work_dir, as_yaml=as_yaml))
+
+
+@plans.command("explain")
+def plan_explain(
+    work_dir: AnyWorkDir,
+    name: Annotated[str, typer.Argument(help="which; without it the one in force")] = "",
+) -> None:
+    """Why a plan was written, what it promised and kept, and why others lost."""
+    from rljob import reasons
+
+    with _refused():
+        typer.echo(reasons.explain(work_dir, name))
+
+
+@plans.command("history")
+def plan_history(work_dir: AnyWorkDir) -> None:
+    """Every plan of a run, in order: its reason, what it promised, what it took."""
+    from rljob import reasons
+
+    with _refused():
+        typer.echo(reasons.history(work_dir))
+
+
+@plans.command("what-if")
+def plan_what_if(
+    work_dir: AnyWorkDir,
+    pods: Annotated[list[str], typer.Option(metavar="POOL=N", help="pods of a pool, instead of those there are")] = [],  # noqa: B006
+    memory: Annotated[float, typer.Option(metavar="GIB", min=0, help="of each slot; 0: as it is")] = 0.0,
+    more: Annotated[
+        bool, typer.Option("--more", help="and what one slot more, or 10% more memory, would bring")
+    ] = False,
+) -> None:
+    """What the planner would do by what was measured, with these pools or with others. Changes nothing."""
+    from rljob import reasons
+
+    with _refused():
+        typer.echo(reasons.what_if(work_dir, pods=reasons.pods_of(pods), memory_gib=memory, more=more))
+
+
+@plans.command("approve")
+def plan_approve(
+    work_dir: WorkDirArgument,
+    name: Annotated[str, typer.Argument(help="of a plan that waits")],
+    by: Annotated[str, typer.Option(metavar="NAME", help="who approves; without it the user of this machine")] = "",
+) -> None:
+    """Let a plan come into force that waits for approval (placement.apply: OnApproval)."""
+    from rljob import plan as command
+
+    with _refused():
+        _said(*command.approve(work_dir, name, by=by))
 
 
 @plans.command("set")

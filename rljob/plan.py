@@ -4,12 +4,14 @@
     rljob plan show WORKDIR --yaml           the plan in force, to be edited and set
     rljob plan set WORKDIR FILE              a new revision, pinned; waits until it is in force, or why it is not
     rljob plan pin WORKDIR NAME              an older one again
+    rljob plan approve WORKDIR NAME          one that waits for approval may come into force
 
 Not for: deciding anything. What is asked goes to the run by its control socket; docs/plans.md says what happens then.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import socket
 from pathlib import Path
@@ -57,6 +59,12 @@ def put(work_dir: Path, file: Path, *, timeout_s: float) -> tuple[bool, str]:
 
 def pin(work_dir: Path, name: str, *, timeout_s: float) -> tuple[bool, str]:
     return _changed(work_dir, {"do": "pin", "name": name}, timeout_s=timeout_s)
+
+
+def approve(work_dir: Path, name: str, *, by: str) -> tuple[bool, str]:
+    """As `pin`; the run takes it from there."""
+    answer = _ask(work_dir, {"do": "approve", "name": name, "by": by or getpass.getuser()}, timeout_s=CALL_MARGIN_S)
+    return bool(answer["ok"]), str(answer.get("message", ""))
 
 
 def _changed(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> tuple[bool, str]:

@@ -115,6 +115,8 @@ class Control:
                 return await self._pin(name, timeout_s=float(asked.get("timeout_s", 0)))
             if do == "pin":
                 return await self._pin(str(asked["name"]), timeout_s=float(asked.get("timeout_s", 0)))
+            if do == "approve":
+                return await self._approve(str(asked["name"]), by=str(asked["by"]))
             return {"ok": False, "message": f"{do!r} is not known here; use rljob of the version that runs the job"}
         except RLinfError as error:
             return {"ok": False, "message": str(error)}
@@ -148,6 +150,19 @@ class Control:
                 next="leave out spec.revision: the next one is taken",
             )
         return str(manifest["metadata"]["name"])
+
+    async def _approve(self, name: str, *, by: str) -> dict[str, Any]:
+        """The first one counts: who approved a plan is not written over."""
+        plans = {str(plan["metadata"]["name"]): plan for plan in (await self._show())["plans"]}
+        if name not in plans:
+            missed = UserError(f"this run has no plan {sentences.shown(name)}", next="nothing was changed")
+            return {"ok": False, "plan": name, "message": str(missed)}
+        known = (plans[name]["metadata"].get("annotations") or {}).get(names.ANNOTATION_APPROVED_BY)
+        if known:
+            return {"ok": True, "plan": name, "message": f"{name} was approved by {known} already"}
+        patch = {"metadata": {"annotations": {names.ANNOTATION_APPROVED_BY: by}}}
+        await self._store.patch("RLPlan", name, patch=patch, namespace=self._namespace)
+        return {"ok": True, "plan": name, "message": f"{name} is approved by {by}"}
 
     async def _pin(self, name: str, *, timeout_s: float) -> dict[str, Any]:
         """Pinned, and what came of it. A name that no plan bears is not: it would end what is on its way."""

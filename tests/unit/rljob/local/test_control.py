@@ -102,3 +102,16 @@ async def test_a_name_that_no_plan_bears_is_not_pinned(store, tmp_path):
     assert not is_in_force
     assert said == "this run has no plan 'j-p22': wanted one of j-p1, j-p2, j-p3; nothing was changed"
     assert await placement(store) == {"mode": "Auto"}, "what is on its way goes on"
+
+
+@pytest.mark.usefixtures("control")
+async def test_a_plan_is_approved_once_and_by_whom_is_not_written_over(store, tmp_path):
+    async def approve(name, by):
+        async with asyncio.timeout(10):
+            return await asyncio.to_thread(command.approve, tmp_path, name, by=by)
+
+    assert await approve("j-p2", "ada") == (True, "j-p2 is approved by ada")
+    assert await approve("j-p2", "bob") == (True, "j-p2 was approved by ada already")
+    annotations = (await store.get("RLPlan", "j-p2"))["metadata"]["annotations"]
+    assert annotations == {"rlinf.io/approved-by": "ada"}
+    assert await approve("j-p22", "ada") == (False, "this run has no plan 'j-p22'; nothing was changed")

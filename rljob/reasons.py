@@ -1,0 +1,186 @@
+"""What became of the plans of a run, and what other capacity would bring: read from its work dir, also when it is over.
+
+    rljob plan explain WORKDIR [NAME]          why this plan, what it promised, what it kept, why others lost
+    rljob plan history WORKDIR                 every plan, a line each
+    rljob plan what-if WORKDIR --pods gpu=3    what the planner would do with other pools, by what was measured
+
+Not for: changing anything (plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from rlinf_api import sentences
+from rlinf_api.errors import UserError
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.profile import Profile
+from rlinf_scheduler.planner import search, spec, words
+from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.problem import PlanProblem
+from rlinf_scheduler.planner.simulate import simulate
+from rlinf_scheduler.planner.what_if import what_if_more
+from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+
+PROFILE: Final = "profile.json"
+Manifest = Mapping[str, Any]
+
+
+def explain(work_dir: Path, name: str) -> str:
+    """`name`: empty for the plan in force, or the last one that was."""
+    job, plans = _objects(work_dir)
+    current = str(((job.get("status") or {}).get("plan") or {}).get("current", ""))
+    return "\n".join(_explained(_plan(plans, name or current)))
+
+
+def history(work_dir: Path) -> str:
+    job, plans = _objects(work_dir)
+    current = ((job.get("status") or {}).get("plan") or {}).get("current")
+    return (
+        "\n".join(_line(name, plan, is_current=name == current) for name, plan in plans.items()) or "no plan is there"
+    )
+
+
+def what_if(work_dir: Path, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
+    """`memory_gib`: of each slot; 0: as it is. `more`: what one slot more, or a tenth more memory, would bring."""
+    job, plans = _objects(work_dir)
+    fitted, in_force = _fitted(work_dir, job, plans)
+    spec_of_job = RLJobSpec.model_validate(job["spec"])
+    current = spec.read(fitted.problem, in_force, spec_of_job)
+    now = simulate(fitted.problem, current).period_ms
+    lines = [f"{_ms(now)}  now, as simulated: {words.describe(fitted.problem, current)}"]
+    problem = _changed(fitted.problem, pods=pods, memory_gib=memory_gib)
+    found = search.plan(problem, start=() if pods or memory_gib else (current,))
+    if isinstance(found, Infeasible):
+        return "\n".join([*lines, "no plan then: " + "; ".join(map(str, found.reasons))])
+    best = found.best.prediction.period_ms
+    lines.append(f"{_ms(best)}  best then, {1 - best / now:+.0%} of time saved: {found.explanation}")
+    for other in found.runners_up[:4]:
+        described = words.describe(problem, other.candidate)
+        lines.append(f"{_ms(other.prediction.period_ms)}  {described}: {other.lost_because}")
+    if fitted.assumed:
+        lines.append(f"assumed, as nobody has measured it: {', '.join(fitted.assumed)}")
+    return "\n".join([*lines, *map(str, what_if_more(problem, found))] if more else lines)
+
+
+def pods_of(said: list[str]) -> dict[str, int]:
+    """
+    >>> pods_of(["gpu=3", "cpu=1"])
+    {'gpu': 3, 'cpu': 1}
+    """
+    found = {}
+    for text in said:
+        pool, equals, count = text.partition("=")
+        if not (pool and equals and count.isdecimal()):
+            raise UserError("--pods names a pool and how many", got=sentences.shown(text), wanted="POOL=N, as gpu=3")
+        found[pool] = int(count)
+    return found
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1e3:9.3f} s"
+
+
+# --- one plan ---------------------------------------------------------------------------------------------------------
+def _line(name: str, plan: Manifest, *, is_current: bool) -> str:
+    of, reason = plan["spec"], plan["spec"]["reason"]
+    promised = (of.get("predicted") or {}).get("periodSeconds")
+    kept = (plan.get("status") or {}).get("measured") or {}
+    true = [c["type"] for c in (plan.get("status") or {}).get("conditions", ()) if c["status"] == "True"]
+    said = f"{'*' if is_current else ' '} {name}  {reason['code']}  {' '.join(true) or '-'}"
+    said += f"  promised {promised:.4g} s" if promised else ""
+    said += f"  took {kept['periodSeconds']:.4g} s ({kept['steps']} steps)" if kept else ""
+    return f"{said}\n    {reason.get('message', '')}"
+
+
+def _explained(plan: Manifest) -> Iterator[str]:
+    of, reason = plan["spec"], plan["spec"]["reason"]
+    yield f"{plan['metadata']['name']}, because of {reason['code']}: {reason.get('message', '')}"
+    based_on = (of.get("basedOn") or {}).get("revision")
+    if based_on:
+        yield f"after revision {based_on}"
+    yield "workers: " + ", ".join(f"{w['count']} {w['role']} on {w['slots']}" for w in of["workers"])
+    for lease in of.get("leaseSets") or ():
+        yield f"in turns on {lease['slots']}: {' | '.join(turn['role'] for turn in lease['turns'])}"
+    if predicted := of.get("predicted"):
+        parts = ", ".join(f"{name} {s:.4g} s" for name, s in predicted["parts"].items() if s)
+        idle = predicted["idleShare"]
+        yield f"promised {predicted['periodSeconds']:.4g} s a step ({parts}), slots idle {idle:.0%}"
+    if measured := (plan.get("status") or {}).get("measured"):
+        ratio = f", {measured['ratioToPrediction']:.2f} of it" if measured.get("ratioToPrediction") else ""
+        yield f"took {measured['periodSeconds']:.4g} s a step over {measured['steps']} steps{ratio}"
+    for other in of.get("alternatives") or ():
+        yield f"instead, {other['periodSeconds']:.4g} s: {other['summary']} ({other['lostBecause']})"
+
+
+# --- what a work dir holds --------------------------------------------------------------------------------------------
+def _objects(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
+    """The RLJob, and its plans by name, in their order."""
+    folder = work_dir / "objects"
+    jobs = [_read(path) for path in sorted(folder.glob("rljob-*.yaml"))]
+    if len(jobs) != 1:
+        raise UserError(
+            f"{work_dir} is no work dir of a run", got=f"{len(jobs)} RLJobs in objects/", wanted="one",
+            next="give the folder that `rljob run` named",
+        )  # fmt: skip
+    plans = [_read(path) for path in folder.glob("rlplan-*.yaml")]
+    plans.sort(key=lambda plan: int(plan["spec"]["revision"]))
+    return jobs[0], {str(plan["metadata"]["name"]): plan for plan in plans}
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read", got=str(error)) from error
+    if not isinstance(found, dict) or "spec" not in found:
+        raise UserError(f"{path} is no object", got=sentences.shown(found))
+    return found
+
+
+def _plan(plans: Mapping[str, Manifest], name: str) -> Manifest:
+    if name not in plans:
+        some = f"one of {', '.join(list(plans)[-8:])}" if plans else ""
+        raise UserError(f"this run has no plan {sentences.shown(name)}", wanted=some)
+    return plans[name]
+
+
+def _fitted(work_dir: Path, job: Manifest, plans: Mapping[str, Manifest]) -> tuple[Fit, RLPlanSpec]:
+    """By profile.json, and the plan that it is of."""
+    path = work_dir / PROFILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"nothing was measured in {work_dir} yet", got=f"{path.name}: {error.strerror}", wanted="two steps at least"
+        ) from error
+    profile = Profile.from_json(text)
+    of = next((p for p in plans.values() if p["spec"]["revision"] == profile.revision), None)
+    if of is None:
+        raise UserError(f"{path} is of plan revision {profile.revision}, which is not there")
+    plan = RLPlanSpec.model_validate(of["spec"])
+    fitted = fit(RLJobSpec.model_validate(job["spec"]), (profile,), plan=plan)
+    if isinstance(fitted, Unfit):
+        raise UserError("the planner cannot plan by what was measured", got=str(fitted))
+    return fitted, plan
+
+
+def _changed(problem: PlanProblem, *, pods: Mapping[str, int], memory_gib: float) -> PlanProblem:
+    known = {pool.name for pool in problem.pools}
+    if unknown := sorted(set(pods) - known):
+        raise UserError(f"the job has no pool {unknown[0]!r}", wanted=f"one of {', '.join(sorted(known))}")
+    pools = [
+        replace(
+            pool,
+            slots=pods[pool.name] * pool.slots_per_pod if pool.name in pods else pool.slots,
+            memory_mib=memory_gib * 1024 if memory_gib else pool.memory_mib,
+        )
+        for pool in problem.pools
+    ]
+    return replace(problem, pools=tuple(pool for pool in pools if pool.slots))

@@ -1,0 +1,99 @@
+"""`rljob plan explain | history | what-if`: what a work dir says of its plans, and of other capacity."""
+
+import re
+
+import pytest
+import yaml
+
+from rlinf_api.errors import UserError
+from rlinf_api.job import dump
+from rlinf_scheduler.jobs import plan_manifest
+from rlinf_scheduler.replan.evidence import steps_of
+from rljob import reasons
+from tools.prove.world import World
+from tools.workloads import entries
+
+
+@pytest.fixture(scope="module")
+def work_dir(tmp_path_factory):
+    """A run of drawn-14 that was placed anew, as it lies there afterwards."""
+    world = World.of_entry(entries()["drawn-14"], steps=60)
+    world.run()
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "objects").mkdir()
+    job = {"metadata": {"name": "job"}, "spec": dump(world.job), "status": {"plan": {"current": "job-p3"}}}
+    (folder / "objects" / "rljob-default-job.yaml").write_text(yaml.safe_dump(job))
+    for plan in world.plans:
+        found = plan_manifest(plan, namespace="default")
+        if plan.revision == 3:
+            took = steps_of([p for p in world.profiles if p.revision == 3])
+            found["status"] = {
+                "conditions": [{"type": "Applied", "status": "True"}],
+                "measured": {"periodSeconds": took.mean, "steps": took.count, "ratioToPrediction": 1.04},
+            }
+        (folder / "objects" / f"rlplan-default-job-p{plan.revision}.yaml").write_text(yaml.safe_dump(found))
+    (folder / "profile.json").write_text(world.profiles[-1].to_json())
+    return folder
+
+
+def test_the_history_has_every_plan_with_its_reason_promise_and_measurement(work_dir):
+    lines = reasons.history(work_dir).splitlines()
+    assert [line[2:].split()[0] for line in lines[::2]] == ["job-p1", "job-p2", "job-p3"]
+    assert re.search(r"job-p3  Profiled  Applied  promised 1\.\d+ s  took 1\.\d+ s \(\d+ steps\)", lines[4])
+    assert "instead of" in lines[5]
+
+
+def test_a_plan_is_explained_with_its_parts_and_those_that_lost(work_dir):
+    text = reasons.explain(work_dir, "")
+    assert text.startswith("job-p3, because of Profiled: ")
+    assert "\nafter revision 2\n" in text
+    assert re.search(r"\npromised 1\.\d+ s a step \(compute \d", text)
+    assert re.search(r"\ntook 1\.\d+ s a step over \d+ steps, 1\.04 of it", text)
+    assert re.search(r"\ninstead, \d+\.?\d* s: .* slower: ", text)
+    assert reasons.explain(work_dir, "job-p1").startswith("job-p1, because of Initial: ")
+    with pytest.raises(UserError, match="this run has no plan 'job-p9': wanted one of job-p1, job-p2, job-p3"):
+        reasons.explain(work_dir, "job-p9")
+
+
+def periods(text):
+    return [float(line.split()[0]) for line in text.splitlines() if re.match(r" +\d", line)]
+
+
+def test_what_if_nothing_changed_the_best_is_no_worse_than_now(work_dir):
+    now, best, *others = periods(reasons.what_if(work_dir, pods={}, memory_gib=0, more=False))
+    assert best <= now
+    assert all(other >= best for other in others)
+
+
+def test_with_twice_the_pods_a_step_is_shorter_and_with_little_memory_there_is_no_plan(work_dir):
+    now, best, *_ = periods(reasons.what_if(work_dir, pods={"main": 2}, memory_gib=0, more=False))
+    assert best < 0.85 * now
+    said = reasons.what_if(work_dir, pods={}, memory_gib=20, more=False)
+    assert "no plan then: role 'rollout' peaks at 43.3 GiB on a slot of 20.0 GiB" in said
+
+
+def test_more_says_what_a_slot_and_memory_would_bring(work_dir):
+    said = reasons.what_if(work_dir, pods={}, memory_gib=0, more=True)
+    assert "1 slot more of pool main: " in said
+    assert "10% more memory of pool main's slots: " in said
+
+
+def test_what_cannot_be_asked_is_a_sentence(work_dir, tmp_path):
+    with pytest.raises(UserError, match="the job has no pool 'gpu': wanted one of main"):
+        reasons.what_if(work_dir, pods={"gpu": 1}, memory_gib=0, more=False)
+    with pytest.raises(UserError, match="no work dir of a run: got 0 RLJobs"):
+        reasons.history(tmp_path)
+    with pytest.raises(UserError, match="wanted POOL=N, as gpu=3"):
+        reasons.pods_of(["gpu"])
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "rljob-default-a.yaml").write_text("spec: [")
+    with pytest.raises(UserError, match=r"rljob-default-a.yaml cannot be read"):
+        reasons.history(tmp_path)
+
+
+def test_a_run_of_which_nothing_was_measured_says_so(work_dir, tmp_path):
+    (tmp_path / "objects").mkdir()
+    for path in (work_dir / "objects").iterdir():
+        (tmp_path / "objects" / path.name).write_text(path.read_text())
+    with pytest.raises(UserError, match=r"nothing was measured in .* yet: got profile.json: No such file"):
+        reasons.what_if(tmp_path, pods={}, memory_gib=0, more=False)
