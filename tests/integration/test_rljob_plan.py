@@ -190,4 +190,4 @@ def test_a_pinned_manifest_is_refused_where_there_is_no_plan_yet(tmp_path):
     file = rljob_runs.manifest(tmp_path / "job.yaml", placement={"mode": "Pinned", "pin": "cartpole-p2"})
     done = rljob("run", str(file), "--work-dir", str(tmp_path / "work"))
     assert done.returncode == 2
-    assert "rljob plan set WORKDIR FILE" in done.stderr
+    assert "wanted Auto, or --plan; give the plan with --plan FILE" in done.stderr
