@@ -346,6 +346,8 @@ def test_a_job_is_profiled_and_placed_anew_by_itself(cluster: Cluster, namespace
     except CommandFailed as error:
         told = cluster.kubectl("-n", namespace, "describe", "rljob,rlplan")
         raise AssertionError(f"{error}\n{told[-6000:]}") from error
+    # Written behind the job's own status, with the last word of its driver.
+    until(lambda: "measured" in (plans()["cartpole-p3"].get("status") or {}), what="what its steps took", timeout_s=30)
     found = plans()
     reasons = [found[f"cartpole-p{n}"]["spec"]["reason"]["code"] for n in range(1, 1 + len(found))]
     assert reasons[:3] == ["Initial", "Probe", "Profiled"], reasons
