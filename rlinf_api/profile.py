@@ -169,6 +169,8 @@ class Profile(Model):
     steps: Annotated[int, Field(ge=1)]
     """Of these, so many are in the numbers: those are left out in which somebody was lost."""
     step_seconds: Number
+    checkpoints: bool = True
+    """Whether the job writes any: a gang begins elsewhere on one alone."""
     roles: Annotated[list[RoleProfile], Field(min_length=1, max_length=MAX_LISTED)]
     channels: Annotated[list[ChannelProfile], Field(max_length=MAX_LISTED)] = []
 

@@ -266,8 +266,10 @@ class Totals:
             for stat, more in zip(self._routes.setdefault(route, (Stat(), Stat())), stats, strict=True):
                 stat.merge(more)
 
-    def profile(self, job: JobRef, *, key: str, topology: Topology, starts: Mapping[str, Stat]) -> api.Profile:
-        """`starts`: how long workers of a role took until they were ready."""
+    def profile(
+        self, job: JobRef, *, key: str, topology: Topology, starts: Mapping[str, Stat], checkpoints: bool = True
+    ) -> api.Profile:
+        """`starts`: how long workers of a role took to be ready. `checkpoints`: whether the job writes any."""
         modes = modes_of(topology)
         return api.Profile(
             key=key,
@@ -277,6 +279,7 @@ class Totals:
             last_step=self.last,
             steps=self.steps.count,
             step_seconds=self.steps.number(),
+            checkpoints=checkpoints,
             roles=[role.profile(*pool, start=starts.get(pool[0], Stat())) for pool, role in sorted(self.roles.items())],
             channels=[
                 api.ChannelProfile(
@@ -457,5 +460,9 @@ class ProfileBook:
     def _profile(self, totals: Totals) -> api.Profile:
         job = self._job
         return totals.profile(
-            JobRef(name=job.name, uid=job.uid), key=self._key, topology=job.topology, starts=self._starts
+            JobRef(name=job.name, uid=job.uid),
+            key=self._key,
+            topology=job.topology,
+            starts=self._starts,
+            checkpoints=bool(job.checkpoint_uri),
         )

@@ -324,9 +324,9 @@ def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, nam
 
 
 @pytest.mark.usefixtures("release", "users")
-def test_a_job_is_profiled_and_placed_anew_by_itself(cluster: Cluster, namespace: str, claim: str):
-    """Side by side a step takes 5.2 s, in turns 1.8 s; nobody says so to anybody."""
-    wanted = workloads.job(workloads.entries()["drawn-14"], steps=24)
+def test_a_job_is_profiled_and_gets_a_further_plan_by_itself(cluster: Cluster, namespace: str, claim: str):
+    """A probe of sizes, in place: its gang has no checkpoint to begin elsewhere on, and stays on its slot."""
+    wanted = workloads.job(workloads.entries()["drawn-14"], steps=40, time_scale=0.2)
     wanted["metadata"]["name"] = "cartpole"
     slots = wanted["spec"]["pools"][0]["slots"]
     slots |= {"cpu": "100m", "memory": "300Mi"}
@@ -348,18 +348,16 @@ def test_a_job_is_profiled_and_placed_anew_by_itself(cluster: Cluster, namespace
         raise AssertionError(f"{error}\n{told[-6000:]}") from error
     found, current = plans(), status(cluster, namespace)["plan"]["current"]
     reasons = {n: (p["spec"]["reason"]["code"], p["spec"]["reason"]["message"]) for n, p in sorted(found.items())}
-    assert [code for code, _ in reasons.values()][:3] == ["Initial", "Probe", "Profiled"], reasons
+    assert [code for code, _ in reasons.values()][:2] == ["Initial", "Probe"], reasons
+    conditions = [c for p in found.values() for c in (p.get("status") or {}).get("conditions", ())]
+    assert not [c["message"] for c in conditions if (c["type"], c["status"]) == ("Failed", "True")]
     said = {c["type"]: (c["status"], c["reason"]) for c in status(cluster, namespace)["conditions"]}
     assert said["Profiled"] == ("True", "Profiled")
-    assert not found["cartpole-p1"]["spec"]["leaseSets"]
-    assert found[current]["spec"]["leaseSets"], reasons  # it was not taken back
-    assert found[current]["spec"]["predicted"]["periodSeconds"] < 4
     # Written behind the job's own status, with the last word of its driver.
     until(lambda: "measured" in (plans()[current].get("status") or {}), what="what its steps took", timeout_s=30)
-    assert plans()[current]["status"]["measured"]["periodSeconds"] < 4.5
     events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
     told_of = {e["reason"]: e["message"] for e in events}
-    assert "cartpole-p3 is in force instead of cartpole-p2" in told_of["PlanProfiled"]
+    assert "cartpole-p2 is in force instead of cartpole-p1" in told_of["PlanProbe"]
 
 
 @pytest.mark.usefixtures("users")

@@ -426,11 +426,18 @@ class _Decision:
             or (mode is PlacementMode.COLLOCATED and not plan.lease_sets and self.plan.lease_sets)
         ):
             return False
+        if not self.case.profiles[-1].checkpoints and self._moves_a_gang(plan):
+            return False
         try:
             plan_rules.check(plan, self.case.job)
         except InvalidManifest:
             return False
         return True
+
+    def _moves_a_gang(self, plan: RLPlanSpec) -> bool:
+        """It would have to begin again on a checkpoint."""
+        before, after = _places(self.plan), _places(plan)
+        return any(before.get(role.name) != after.get(role.name) for role in self.problem.roles if role.is_gang)
 
     @cached_property
     def _rolled_back(self) -> set[int]:

@@ -410,3 +410,16 @@ def test_the_table_of_students_t_falls_from_one_degree_to_thirty():
     assert len(SURE) == 30
     # Any table of it, one-sided 0.01.
     assert [SURE[n - 1] for n in (1, 2, 5, 10, 20, 25, 30)] == [31.82, 6.965, 3.365, 2.764, 2.528, 2.485, 2.457]
+
+
+def test_a_gang_of_a_job_without_checkpoints_stays_where_it_is():
+    class Unkept(World):
+        def profile(self, plan, truth, seconds, *, last):
+            found = super().profile(plan, truth, seconds, last=last)
+            return found.model_copy(update={"checkpoints": False})
+
+    job = Unkept.of_entry(ENTRIES["drawn-14"], steps=60)
+    job.run()
+    trains = {tuple(w.slots for w in p.workers if w.role == "train") for p in job.plans}
+    assert len(trains) == 1
+    assert not any("train" in {t.role for lease in p.lease_sets for t in lease.turns} for p in job.plans)
