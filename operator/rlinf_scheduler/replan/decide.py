@@ -286,8 +286,12 @@ class _Decision:
         return self._written(self.plan.model_copy(update={"channels": list(channels.values())}), PlanReason.PROBE, said)
 
     def _probe_of_costs(self, fitted: Fit, *, best_s: float) -> NextPlan | None:
-        """The plan that would be best if what nobody has measured cost nothing, where it promises much."""
-        if not fitted.assumed or self.case.job.placement.apply != "Auto":
+        """The plan that would be best if what nobody has measured cost nothing, where it promises much. One in a job:
+        what is still assumed behind it no other would measure either."""
+        probes = [p.spec for p in self.case.plans if p.spec.reason.code is PlanReason.PROBE]
+        has_tried = any(_place(p) != _place(self.records[p.based_on.revision].spec) for p in probes
+                        if p.based_on.revision in self.records)  # fmt: skip
+        if not fitted.assumed or has_tried or self.case.job.placement.apply != "Auto":
             return None
         hopeful = replace(fitted.problem, roles=tuple(_free_moves(role) for role in fitted.problem.roles))
         for scored, written in self._ranked(hopeful, excluded={_content(self.plan)}):
@@ -419,12 +423,8 @@ class _Decision:
             yield Other(seconds, self._change_s(record.spec), candidate, prediction, record.spec, is_new=False)
 
     def _is_allowed(self, plan: RLPlanSpec) -> bool:
-        mode = self.case.job.placement.mode
-        if (
-            _place(plan) in self._given_up
-            or (mode is PlacementMode.DISAGGREGATED and plan.lease_sets)
-            or (mode is PlacementMode.COLLOCATED and not plan.lease_sets and self.plan.lease_sets)
-        ):
+        side_by_side = self.case.job.placement.mode is PlacementMode.DISAGGREGATED  # an edit, maybe, since it was made
+        if _place(plan) in self._given_up or (side_by_side and plan.lease_sets):
             return False
         if not self.case.profiles[-1].checkpoints and self._moves_a_gang(plan):
             return False

@@ -423,3 +423,16 @@ def test_a_gang_of_a_job_without_checkpoints_stays_where_it_is():
     trains = {tuple(w.slots for w in p.workers if w.role == "train") for p in job.plans}
     assert len(trains) == 1
     assert not any("train" in {t.role for lease in p.lease_sets for t in lease.turns} for p in job.plans)
+
+
+def test_what_stays_unknown_behind_a_probe_is_not_tried_again():
+    class Unmoved(World):
+        """Nobody says what moves cost, not even in turns."""
+
+        def profile(self, plan, truth, seconds, *, last):
+            return _roles(super().profile(plan, truth, seconds, last=last), moves=[])
+
+    job = Unmoved.of_entry(ENTRIES["drawn-14"], steps=3000, slow=lambda plan: 9.0 if plan.lease_sets else 1.0)
+    job.run(300)
+    assert [bool(p.lease_sets) for p in job.plans if p.reason.code is PlanReason.PROBE] == [False, True]
+    assert len(job.plans) < 12
