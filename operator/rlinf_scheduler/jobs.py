@@ -26,7 +26,8 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, Listing, NotFound
-from rlinf_scheduler.replan.decide import Case, PlanRecord, Stay, decide
+from rlinf_scheduler.replan.decide import Stay, decide
+from rlinf_scheduler.replan.known import Case, PlanRecord
 
 logger = logging.getLogger(__name__)
 Manifest = dict[str, Any]
@@ -52,7 +53,7 @@ class PlanStore(Protocol):
 
 
 @dataclass(slots=True)
-class _Known:
+class _Heard:
     """Of one job."""
 
     namespace: str
@@ -70,14 +71,14 @@ class Jobs:
         self, store: PlanStore, *, on_decision: Callable[[str, float], None] = lambda code, seconds: None
     ) -> None:
         self._store, self._on_decision = store, on_decision
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _Heard] = OrderedDict()
         self._news: OrderedDict[str, None] = OrderedDict()
         self._wake = asyncio.Event()
 
     # --- what is known ------------------------------------------------------------------------------------------------
     def add(self, profile: Profile, *, namespace: str) -> None:
         uid = profile.job.uid
-        self._known.setdefault(uid, _Known(namespace)).reports.append(profile)
+        self._known.setdefault(uid, _Heard(namespace)).reports.append(profile)
         self._known.move_to_end(uid)
         while len(self._known) > MAX_JOBS:
             gone, _ = self._known.popitem(last=False)
@@ -122,7 +123,7 @@ class Jobs:
             code = BROKE
         self._on_decision(code, time.monotonic() - begun)
 
-    async def _decided(self, known: _Known) -> str:
+    async def _decided(self, known: _Heard) -> str:
         ref = known.reports[-1].job
         where = f"{known.namespace}/{ref.name}"
         found = await self._store.get("RLJob", ref.name, namespace=known.namespace)

@@ -25,7 +25,8 @@ from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.initial import initial
 from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, PlanProblem, RoleCosts
 from rlinf_scheduler.planner.simulate import simulate
-from rlinf_scheduler.replan.decide import Case, NextPlan, PlanRecord, Stay, decide
+from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
+from rlinf_scheduler.replan.known import Case, PlanRecord
 from tools import workloads
 from tools.prove import problems
 

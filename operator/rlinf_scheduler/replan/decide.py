@@ -19,16 +19,15 @@ SAFETY times what it costs, over the steps that are left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from rlinf_api import plan_rules
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api.job import PlacementMode
 from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
-from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import search, words
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.candidate import Candidate
@@ -36,8 +35,9 @@ from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
 from rlinf_scheduler.planner.search import Scored
 from rlinf_scheduler.planner.simulate import Prediction, simulate
-from rlinf_scheduler.replan.evidence import StepTimes, slower, steps_of
-from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+from rlinf_scheduler.replan.evidence import slower, steps_of
+from rlinf_scheduler.replan.fit import Fit, Unfit
+from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known
 
 MIN_GAIN: Final = 0.05
 """Of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of 100."""
@@ -47,7 +47,6 @@ SAFETY: Final = 2.0
 """Times the cost of a change that it must save: what it costs is guessed more roughly than what it saves."""
 PROBE_SHARE: Final = 0.05
 """Of the time that is left, that a probe may cost at most."""
-VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
 WORSE: Final = 0.02  # than before, beyond noise: less is not worth another change
 DRIFT: Final = 0.10  # of the step, up or down
 IN_PLACE_S: Final = 0.2
@@ -62,25 +61,6 @@ CODES: Final = (
 WRITTEN: Final = (PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.ROLLED_BACK)
 """Why another is written."""
 ALTERNATIVES: Final = 4  # runners-up that a plan names: what a person reads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord:
-    spec: RLPlanSpec
-    failed: bool = False
-    """Its preparation failed, or it may not be used."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """All that a decision rests on. `considered`: the last step of which it is known that nothing better was found."""
-
-    job: RLJobSpec
-    plans: tuple[PlanRecord, ...]
-    profiles: tuple[Profile, ...]
-    considered: int = 0
-    highest: int = 0
-    """The highest revision that any plan of the name has, those included that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +95,7 @@ def decide(case: Case) -> Stay | NextPlan:
     return _Decision(case).made()
 
 
-@dataclass(frozen=True)
-class _Decision:
-    case: Case
-
+class _Decision(Known):
     # --- in which order it is asked -----------------------------------------------------------------------------------
     def made(self) -> Stay | NextPlan:
         job, newest = self.case.job, self.case.profiles[-1]
@@ -134,10 +111,10 @@ class _Decision:
             )
         if waiting := [p.spec.revision for p in self.case.plans if p.spec.revision > newest.revision and not p.failed]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
-        if self.now.count < self._wanted_steps:
+        if self.now.count < self.wanted_steps:
             return Stay(
                 "Profiling",
-                f"{self.now.count} of {self._wanted_steps} steps of revision {newest.revision} are measured",
+                f"{self.now.count} of {self.wanted_steps} steps of revision {newest.revision} are measured",
             )
         if isinstance(self.fitted, Unfit):
             return Stay("Unfit", str(self.fitted))
@@ -156,87 +133,6 @@ class _Decision:
             return probe
         return self._choice(self.fitted)
 
-    # --- what is known ------------------------------------------------------------------------------------------------
-    @cached_property
-    def records(self) -> Mapping[int, PlanRecord]:
-        return {record.spec.revision: record for record in self.case.plans}
-
-    @property
-    def record(self) -> PlanRecord | None:
-        return self.records.get(self.case.profiles[-1].revision)
-
-    @cached_property
-    def plan(self) -> RLPlanSpec:
-        assert self.record is not None
-        return self.record.spec
-
-    @cached_property
-    def own(self) -> tuple[Profile, ...]:
-        """Of the plan in force, without the report in which it warmed up."""
-        return self._own(self.plan.revision)
-
-    def _own(self, revision: int) -> tuple[Profile, ...]:
-        found = tuple(p for p in self.case.profiles if p.revision == revision)
-        return found[1:] if len(found) > 1 and found[0].steps == 1 else found
-
-    @cached_property
-    def now(self) -> StepTimes:
-        """The steps of the plan in force; once it is settled the newest ones, so that drift is not averaged away."""
-        return steps_of(self._newest if self.is_settled else self.own)
-
-    @property
-    def _newest(self) -> tuple[Profile, ...]:
-        """Reports, as many as make VERIFIED_STEPS."""
-        count = 0
-        for number, profile in enumerate(reversed(self.own), 1):
-            if (count := count + profile.steps) >= VERIFIED_STEPS:
-                return self.own[-number:]
-        return self.own
-
-    @property
-    def is_settled(self) -> bool:
-        """All candidates were looked at since it is in force."""
-        return bool(self.own) and self.case.considered >= self.own[0].first_step
-
-    @property
-    def _wanted_steps(self) -> int:
-        """The first step of a plan warms up; a gang's job of two steps has none to spare."""
-        return max(1, self.case.job.placement.profile_steps - 1)
-
-    @cached_property
-    def fitted(self) -> Fit | Unfit:
-        return fit(self.case.job, self.case.profiles, plan=self.plan)
-
-    @cached_property
-    def problem(self) -> PlanProblem:
-        assert isinstance(self.fitted, Fit)
-        return self.fitted.problem
-
-    @cached_property
-    def remaining(self) -> int:
-        return max(0, self.case.job.flow.steps - self.case.profiles[-1].last_step)
-
-    # --- expected and measured ----------------------------------------------------------------------------------------
-    def predicted(self, plan: RLPlanSpec, problem: PlanProblem) -> Prediction:
-        return simulate(problem, plans.read(problem, plan, self.case.job))
-
-    @cached_property
-    def off(self) -> float:
-        """How many times longer a step takes than the simulator says."""
-        return 1e3 * self.now.mean / self.predicted(self.plan, self.problem).period_ms
-
-    def off_of(self, revision: int) -> float | None:
-        """Of a plan that was in force before, by the work that was done then."""
-        record = self.records.get(revision)
-        until = [p for p in self.case.profiles if p.revision <= revision]
-        own = self._own(revision)
-        if record is None or not own:
-            return None
-        then = fit(self.case.job, until, plan=record.spec)
-        if isinstance(then, Unfit):
-            return None
-        return 1e3 * steps_of(own).mean / self.predicted(record.spec, then.problem).period_ms
-
     # --- back ---------------------------------------------------------------------------------------------------------
     @property
     def is_unverified(self) -> bool:
@@ -250,7 +146,7 @@ class _Decision:
         if off is None:
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
-        before = steps_of(self._own(base.revision))
+        before = steps_of(self.own_of(base.revision))
         if not slower(self.now, before.scaled_to(expected), by=WORSE):
             return None
         said = (
@@ -314,7 +210,7 @@ class _Decision:
     @property
     def _has_drifted(self) -> bool:
         """Against the steps since it was settled, those included by which it was."""
-        rest = self.own[: len(self.own) - len(self._newest)]
+        rest = self.own[: len(self.own) - len(self.newest)]
         before = steps_of([p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS])
         up, down = slower(self.now, before, by=DRIFT), slower(before, self.now, by=DRIFT)
         return up or down

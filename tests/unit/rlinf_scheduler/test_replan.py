@@ -12,9 +12,10 @@ from rlinf_api.profile import Batch, Number
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
-from rlinf_scheduler.replan.decide import CODES, Case, NextPlan, PlanRecord, Stay, decide
+from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, decide
 from rlinf_scheduler.replan.evidence import SURE, StepTimes, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+from rlinf_scheduler.replan.known import Case, PlanRecord
 from tools.prove.world import World
 from tools.workloads import entries
 

@@ -1,0 +1,126 @@
+"""What is known of a job as its next plan is decided: its plans, what was measured under each, and how far the
+simulator is off for it. Pure. For: decide.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import RLPlanSpec
+from rlinf_api.profile import Profile
+from rlinf_scheduler.planner import spec as plans
+from rlinf_scheduler.planner.problem import PlanProblem
+from rlinf_scheduler.planner.simulate import Prediction, simulate
+from rlinf_scheduler.replan.evidence import StepTimes, steps_of
+from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+
+VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    spec: RLPlanSpec
+    failed: bool = False
+    """Its preparation failed, or it may not be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """All that a decision rests on. `considered`: the last step of which it is known that nothing better was found."""
+
+    job: RLJobSpec
+    plans: tuple[PlanRecord, ...]
+    profiles: tuple[Profile, ...]
+    considered: int = 0
+    highest: int = 0
+    """The highest revision that any plan of the name has, those included that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Known:
+    case: Case
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+    @cached_property
+    def records(self) -> Mapping[int, PlanRecord]:
+        return {record.spec.revision: record for record in self.case.plans}
+
+    @property
+    def record(self) -> PlanRecord | None:
+        return self.records.get(self.case.profiles[-1].revision)
+
+    @cached_property
+    def plan(self) -> RLPlanSpec:
+        assert self.record is not None
+        return self.record.spec
+
+    @cached_property
+    def own(self) -> tuple[Profile, ...]:
+        """Of the plan in force, without the report in which it warmed up."""
+        return self.own_of(self.plan.revision)
+
+    def own_of(self, revision: int) -> tuple[Profile, ...]:
+        found = tuple(p for p in self.case.profiles if p.revision == revision)
+        return found[1:] if len(found) > 1 and found[0].steps == 1 else found
+
+    @cached_property
+    def now(self) -> StepTimes:
+        """The steps of the plan in force; once it is settled the newest ones, so that drift is not averaged away."""
+        return steps_of(self.newest if self.is_settled else self.own)
+
+    @property
+    def newest(self) -> tuple[Profile, ...]:
+        """Reports, as many as make VERIFIED_STEPS."""
+        count = 0
+        for number, profile in enumerate(reversed(self.own), 1):
+            if (count := count + profile.steps) >= VERIFIED_STEPS:
+                return self.own[-number:]
+        return self.own
+
+    @property
+    def is_settled(self) -> bool:
+        """All candidates were looked at since it is in force."""
+        return bool(self.own) and self.case.considered >= self.own[0].first_step
+
+    @property
+    def wanted_steps(self) -> int:
+        """The first step of a plan warms up; a gang's job of two steps has none to spare."""
+        return max(1, self.case.job.placement.profile_steps - 1)
+
+    @cached_property
+    def fitted(self) -> Fit | Unfit:
+        return fit(self.case.job, self.case.profiles, plan=self.plan)
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        assert isinstance(self.fitted, Fit)
+        return self.fitted.problem
+
+    @cached_property
+    def remaining(self) -> int:
+        return max(0, self.case.job.flow.steps - self.case.profiles[-1].last_step)
+
+    # --- expected and measured ----------------------------------------------------------------------------------------
+    def predicted(self, plan: RLPlanSpec, problem: PlanProblem) -> Prediction:
+        return simulate(problem, plans.read(problem, plan, self.case.job))
+
+    @cached_property
+    def off(self) -> float:
+        """How many times longer a step takes than the simulator says."""
+        return 1e3 * self.now.mean / self.predicted(self.plan, self.problem).period_ms
+
+    def off_of(self, revision: int) -> float | None:
+        """Of a plan that was in force before, by the work that was done then."""
+        record = self.records.get(revision)
+        until = [p for p in self.case.profiles if p.revision <= revision]
+        own = self.own_of(revision)
+        if record is None or not own:
+            return None
+        then = fit(self.case.job, until, plan=record.spec)
+        if isinstance(then, Unfit):
+            return None
+        return 1e3 * steps_of(own).mean / self.predicted(record.spec, then.problem).period_ms
