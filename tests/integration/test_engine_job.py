@@ -85,7 +85,7 @@ def test_an_engine_loses_children_freezes_and_dies_and_every_token_is_right(tmp_
 @pytest.mark.timeout(120)
 def test_an_engine_in_turns_leaves_in_the_middle_of_answers_and_another_plan_gives_it_other_memory(tmp_path):
     steps = 12
-    roles = {**ROLES, "engine": {**ROLES["engine"], "workers": 1, "config": {"length": 3}}}
+    roles = {**ROLES, "engine": {**ROLES["engine"], "workers": 1, "config": {"length": 6}}}
     file = job(tmp_path, roles=roles, steps=steps, slots=1, placement={"mode": "Collocated"})
     with Run(tmp_path, "spec.flow.maxStaleness=1", file=file, small=False) as run:
         run.until_step(2)
@@ -108,7 +108,6 @@ def test_an_engine_in_turns_leaves_in_the_middle_of_answers_and_another_plan_giv
     levels = [line["kv_bytes"] for line in metrics if "kv_bytes" in line]
     assert (levels[0], levels[-1]) == (0.0, 4 << 20), "at a step boundary"
     assert max(line.get("left", 0.0) for line in metrics) > 0, "as the trainer waited"
-    assert total(run, "mixed_sum") > 0
     kept = [line["message"] for line in run.lines("events") if "left its slots and keeps" in line["message"]]
     assert "worker engine/0 has left its slots and keeps" in kept[0]
     assert "measured, and its plan allows 1 MiB" in kept[0]

@@ -26,15 +26,30 @@ from rlinf_worker.links.settings import LinkSettings
 from tests.unit.rlinf_worker.links import ipc_fake
 
 
-def shared_memory() -> int:
-    """Bytes of rings that this process has mapped."""
+def mapped() -> dict[tuple[int, int], str]:
+    """Parts of shared memory that this process has, by their addresses."""
     gc.collect()
-    size = 0
+    found = {}
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "/dev/shm/" in line:
             start, _, end = line.split()[0].partition("-")
-            size += int(end, 16) - int(start, 16)
-    return size
+            found[int(start, 16), int(end, 16)] = line
+    return found
+
+
+others: set[tuple[int, int]] = set()
+
+
+@pytest.fixture(autouse=True)
+def what_others_have_mapped():
+    """Libraries that a test before has imported keep a page for good."""
+    others.clear()
+    others.update(mapped())
+
+
+def shared_memory() -> int:
+    """Bytes of rings that this process has mapped since the test began."""
+    return sum(end - start for start, end in mapped() if (start, end) not in others)
 
 
 async def until(condition: Any) -> None:

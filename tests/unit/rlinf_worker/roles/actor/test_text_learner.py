@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import socket
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from rlinf_worker.roles.actor import scoring
 from rlinf_worker.roles.actor.text_learner import AnswerGroup, TextLearner, TextLearnerConfig
 
 STOPS, LEAST, TEMPERATURE = (2, 3), 2, 0.8
+RANKS_S = 90.0  # two processes that import torch and transformers, on a machine that does other things too
 CONFIG = TextLearnerConfig(
     loss=TokenLossConfig(), learning_rate=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, max_grad_norm=1e9,
     schedule="constant", warmup_steps=0, token_budget=100, precision="float32", least=LEAST,
@@ -298,15 +300,19 @@ def test_a_model_that_caps_its_logits_is_refused():
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-def _rank(rank, world, store, cuts, out):
+def _rank(rank, world, port, cuts, folder):
     import datetime
+    import os
 
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    said = os.open(folder / f"said-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(said, 2)  # C++ says here why it ends a process
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=50)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
+    timeout = datetime.timedelta(seconds=RANKS_S)
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     learner = learner_of(mesh=init_device_mesh("cpu", (world,)), token_budget=40, max_grad_norm=0.05)
     groups = groups_of()
     for mine in cuts:
@@ -314,27 +320,40 @@ def _rank(rank, world, store, cuts, out):
     totals, norm = learner.update(1, steps=3)
     whole = {name: tensor.clone() for name, tensor in learner.whole()}
     if rank == 0:
-        torch.save({"whole": whole, "norm": norm, "sums": totals.sums}, out)
+        torch.save({"whole": whole, "norm": norm, "sums": totals.sums}, folder / "out.pt")
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # as a rank that is killed: its peer has all it needs
 
 
+@pytest.fixture
+def store():
+    """The meeting point of the ranks, which outlives them."""
+    import torch.distributed as dist
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        yield dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+
+@pytest.mark.timeout(2 * RANKS_S)
 @pytest.mark.parametrize(
     "cuts", [[([0, 1, 4], [2, 3])], [([0], [1]), ([2, 3, 4], [])]], ids=["one-round", "two-rounds"]
 )
-def test_two_ranks_make_the_update_of_one(tmp_path, cuts):
+def test_two_ranks_make_the_update_of_one(tmp_path, store, cuts):
     """One of them has fewer groups in a round, or none."""
     alone = learner_of(max_grad_norm=0.05)
     alone.add(groups_of())
     totals, norm = alone.update(1, steps=3)
     context = multiprocessing.get_context("spawn")
-    arguments = (2, str(tmp_path / "store"), cuts, str(tmp_path / "out.pt"))
-    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
+    ranks = [context.Process(target=_rank, args=(rank, 2, store.port, cuts, tmp_path)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(55)
-        assert process.exitcode == 0
+        process.join(RANKS_S)
+    said = "".join(path.read_text() for path in sorted(tmp_path.glob("said-*")))
+    assert [process.exitcode for process in ranks] == [0, 0], said
     found = torch.load(tmp_path / "out.pt")
     assert found["norm"] == pytest.approx(norm, rel=1e-10)
     assert found["sums"] == pytest.approx(totals.sums, rel=1e-10)
