@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rlinf_api import conditions, job, names
-from rlinf_api.conditions import Condition, PlanCondition
+from rlinf_api import conditions, job, names, times
+from rlinf_api.conditions import Condition, PlanCondition, Reason
 from rlinf_api.errors import InvalidManifest, RLinfError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
@@ -60,6 +60,10 @@ class _Heard:
     reports: deque[Profile] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     considered: int = 0
     """The last step up to which no better plan was found."""
+    generation: int = 0
+    """Of the spec that was looked at then."""
+    again_at: float = 0.0
+    """When all candidates are looked at again, as there may be nodes for more pods."""
     said: Stay | None = None
 
 
@@ -131,11 +135,17 @@ class Jobs:
             raise NotFound(f"RLJob {where} of uid {ref.uid}", got=f"uid {found['metadata'].get('uid')}")
         selector = f"{names.LABEL_JOB}={ref.name}"
         listed = await self._store.list("RLPlan", namespace=known.namespace, label_selector=selector)
-        spec = job.RLJobSpec.model_validate(found["spec"])
-        case = case_of(spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered)
+        spec, now = job.RLJobSpec.model_validate(found["spec"]), time.time()
+        generation = int(found["metadata"].get("generation") or 0)
+        if generation != known.generation or 0 < known.again_at <= now:  # it may have more pods, or pay less for them
+            known.considered, known.generation, known.again_at = 0, generation, 0.0
+        case = case_of(
+            spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered, now=now
+        )
         decision = await asyncio.to_thread(decide, case)
         if isinstance(decision, Stay):
             known.considered = max(known.considered, decision.considered)
+            known.again_at = decision.again_at or known.again_at
             if known.said is None or known.said.code != decision.code:
                 logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
             known.said = decision
@@ -153,7 +163,13 @@ class Jobs:
 
 
 def case_of(
-    spec: RLJobSpec, plans: list[Manifest], *, job_uid: str, profiles: tuple[Profile, ...], considered: int = 0
+    spec: RLJobSpec,
+    plans: list[Manifest],
+    *,
+    job_uid: str,
+    profiles: tuple[Profile, ...],
+    considered: int = 0,
+    now: float = 0.0,
 ) -> Case:
     """`plans`: objects as a store has them. Those of another job of the name are none of its; one that cannot be read
     is counted by its name alone."""
@@ -168,18 +184,31 @@ def case_of(
             continue
         if found.job.uid == job_uid:
             highest = max(highest, found.revision)
-            records.append(PlanRecord(spec=found, failed=_has_failed(plan)))
+            failure = _failure(plan)
+            no_node = failure is not None and failure.reason == Reason.UNSCHEDULABLE
+            records.append(
+                PlanRecord(
+                    spec=found, failed=failure is not None, no_node_at=_seconds(failure) if failure and no_node else 0.0
+                )
+            )
     records.sort(key=lambda record: record.spec.revision)
-    return Case(job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest)
+    return Case(job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now)
 
 
-def _has_failed(plan: Manifest) -> bool:
+def _seconds(condition: Condition) -> float:
+    """Since 1970, of when it came about."""
+    at = times.parse(condition.last_transition_time)
+    return at.timestamp() if at is not None else 0.0
+
+
+def _failure(plan: Manifest) -> Condition | None:
     status: Mapping[str, Any] = plan.get("status") or {}
     try:
         known = [Condition.model_validate(condition) for condition in status.get("conditions") or ()]
     except ValueError as error:
         raise InvalidManifest(f"status of RLPlan {plan['metadata']['name']}", got=str(error)) from error
-    return conditions.is_true(known, PlanCondition.FAILED)
+    found = conditions.find(known, PlanCondition.FAILED)
+    return found if found is not None and found.status == "True" else None
 
 
 def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:

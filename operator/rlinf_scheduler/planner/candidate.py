@@ -32,6 +32,11 @@ class Region:
     turns: tuple[PlannedTurn, ...]
 
 
+def shape(region: Region) -> object:
+    """What makes two regions the same place: slots, who has them in which order, and how many workers each."""
+    return region.slots, tuple((turn.role, turn.workers) for turn in region.turns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     micro_batch: int = 1

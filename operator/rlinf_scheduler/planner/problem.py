@@ -211,7 +211,7 @@ class PlanProblem:
     """A change of turn, without loads and offloads."""
     objective: Objective = Objective.STEP_TIME
     min_gain_per_slot: float = 0.0
-    """CostPerStep: share of step time that one more slot must save, and at least what it costs."""
+    """Share of step time that one more slot must save; CostPerStep: at least what it costs."""
     mode: PlacementMode = PlacementMode.AUTO
     """Collocated: all roles of a pool take turns on its slots; Disaggregated: nobody does; else what is best."""
     pins: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -232,28 +232,37 @@ class PlanProblem:
         return replace(self, roles=roles, pins={})
 
     def price(self, slots: int) -> float:
-        """Of a step of one millisecond on so many slots, as a logarithm. StepTime: slots cost nothing. CostPerStep: a
-        further slot must save its own share, or `min_gain_per_slot` where that is more.
+        """Of a step of one millisecond on so many slots, as a logarithm. A further slot must save `min_gain_per_slot`;
+        with CostPerStep its own share, where that is more.
 
         >>> p = PlanProblem(roles=(), edges=(), pools=(), items=1, objective=Objective.COST_PER_STEP)
         >>> round(p.price(8) - p.price(4), 3)  # twice the slots: worth it where a step takes less than half as long
         0.693
+        >>> q = PlanProblem(roles=(), edges=(), pools=(), items=1, min_gain_per_slot=0.01)
+        >>> round(exp(q.price(4) - q.price(8)), 4)  # four slots more: worth it where a step takes so much of the time
+        0.9606
         """
-        if self.objective is not Objective.COST_PER_STEP or slots < 1:
+        if not self.has_price or slots < 1:
             return 0.0
-        share = min(self.min_gain_per_slot, 1 - 1e-9)
-        bare = min(slots, int(1 / share) if share else slots)
+        share, bare = min(self.min_gain_per_slot, 1 - 1e-9), 1
+        if self.objective is Objective.COST_PER_STEP:
+            bare = min(slots, int(1 / share) if share else slots)
         return log(bare) - (slots - bare) * log(1 - share)
+
+    @property
+    def has_price(self) -> bool:
+        """Slots do not come for nothing."""
+        return self.objective is Objective.COST_PER_STEP or self.min_gain_per_slot > 0
 
     def score(self, period_ms: float, slots: int) -> float:
         """What the best plan has least of."""
-        if self.objective is not Objective.COST_PER_STEP:
+        if not self.has_price:
             return period_ms
         return log(period_ms) + self.price(slots) if period_ms > 0 else -inf
 
     def within(self, score: float, slots: int) -> float:
         """The period that has this score on so many slots."""
-        return exp(score - self.price(slots)) if self.objective is Objective.COST_PER_STEP else score
+        return exp(score - self.price(slots)) if self.has_price else score
 
     @cached_property
     def size_sets(self) -> int:

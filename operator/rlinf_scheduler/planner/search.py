@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import comb, inf, lcm, prod
 from typing import Final
 
-from rlinf_api.job import Objective, PlacementMode
+from rlinf_api.job import PlacementMode
 from rlinf_scheduler.planner import candidate as candidates
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.bounds import Bounds
@@ -127,16 +127,19 @@ class Found:
     """Of others, in their order: what an RLPlan tells of them."""
 
 
-def plan(problem: PlanProblem, *, effort: int | None = None, start: Sequence[Candidate] = ()) -> Found | Infeasible:
+def plan(
+    problem: PlanProblem, *, effort: int | None = None, start: Sequence[Candidate] = (), keep: Sequence[Region] = ()
+) -> Found | Infeasible:
     """`effort`: moves of units that may be simulated; None: by the size of the problem. `start`: candidates to begin
-    with, such as the plan in force: the answer is no worse than any that fits."""
+    with, such as the plan in force: the answer is no worse than any that fits. `keep`: regions that every candidate
+    has, with whom they have now, such as those of gangs that have nothing to begin again on elsewhere."""
     problem = problem.unpinned
     slots = sum(pool.slots for pool in problem.pools)
     if effort is None:
         few = MORE_EFFORT * (1 + (problem.staleness > 0))
         effort = few if slots <= FEW_SLOTS else EFFORT + EFFORT_PER_SLOT * min(slots, STAND_INS)
-    search = _Search(problem, effort, is_thorough=slots <= FEW_SLOTS)
-    cuts = layouts(problem)
+    search = _Search(problem, effort, keep=tuple(keep), is_thorough=slots <= FEW_SLOTS)
+    cuts = list(_with_kept(layouts(problem), keep))
     search.divisions = ALL_DIVISIONS // len(cuts) if 0 < len(cuts) <= FEW_LAYOUTS else 1
     for layout in cuts:
         search.add(layout)
@@ -187,6 +190,14 @@ def layouts(problem: PlanProblem) -> list[Layout]:
     if len(order) <= EVERY_ROLES and slots <= FEW_SLOTS:
         found += _families(tuple(order), gangs, slots)
     return list(dict.fromkeys(found))
+
+
+def _with_kept(found: Sequence[Layout], keep: Sequence[Region]) -> Iterator[Layout]:
+    """Those that have such regions, with the turns in their order."""
+    kept = {frozenset(names): names for names in (tuple(turn.role for turn in region.turns) for region in keep)}
+    for layout in found:
+        if kept.keys() <= {frozenset(names) for names in layout}:
+            yield tuple(kept.get(frozenset(names), names) for names in layout) if kept else layout
 
 
 @lru_cache(maxsize=16)
@@ -254,6 +265,7 @@ def _partitions(roles: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ...]]
 class _Search:
     problem: PlanProblem
     effort: int
+    keep: tuple[Region, ...] = ()
     bounds: Bounds = field(init=False)
     estimate: Estimate = field(init=False)
     queue: list[tuple[float, int, Candidate]] = field(default_factory=list)
@@ -283,13 +295,15 @@ class _Search:
 
     def add(self, layout: Layout) -> None:
         if _count(self.problem, layout) <= self.divisions:
+            kept = self._kept(layout)
             for slots in _divisions(self.problem, layout):
-                for draft in self._drafts(layout, slots):
-                    self._offer(draft)
+                if all(slots[at] == region.slots for at, region in kept.items()):
+                    for draft in self._drafts(layout, slots):
+                        self._offer(draft)
             return
         self.is_complete = False
         for capacity in self._capacities():
-            for draft in self._drafts(layout, self._balanced(layout, capacity), worlds=1):
+            for draft in self._drafts(layout, self._divided(layout, capacity), worlds=1 if not self.keep else WORLDS):
                 self._offer(draft)
 
     def begin_with(self, candidate: Candidate) -> None:
@@ -303,16 +317,24 @@ class _Search:
         if (
             all(n <= pool.slots for n, pool in zip(used, problem.pools, strict=True))
             and all(role.allows(candidate.workers(role.name)) for role in problem.roles)
+            and self._keeps(candidate.regions)
             and self._fits_mode(_layout(candidate))
             and self._fits(candidate.regions, candidate.choices)
         ):
             self._run(candidate)
 
+    def _keeps(self, regions: Sequence[Region]) -> bool:
+        return not self.keep or {*map(candidates.shape, self.keep)} <= {*map(candidates.shape, regions)}
+
+    def _kept(self, layout: Layout) -> dict[int, Region]:
+        """By its place in the layout."""
+        return {layout.index(tuple(turn.role for turn in region.turns)): region for region in self.keep}
+
     def _capacities(self) -> Iterator[list[int]]:
         """Slots of all pods; where slots have their price, also of fewer pods, down to those that are there anyway."""
         pools = self.problem.pools
         yield [pool.slots for pool in pools]
-        if self.problem.objective is not Objective.COST_PER_STEP:
+        if not self.problem.has_price:
             return
         told = {tuple(pool.slots for pool in pools)}
         for halvings in range(1, 20):
@@ -336,7 +358,11 @@ class _Search:
             draft = Candidate(regions=regions, choices={})
             short = [r.name for r in self.problem.roles if not r.allows(draft.workers(r.name))]
             self.short.update(short)
-            if not short and all(sum(turn.workers) for region in regions for turn in region.turns):
+            if (
+                not short
+                and self._keeps(regions)
+                and all(sum(turn.workers) for region in regions for turn in region.turns)
+            ):
                 yield from self._choices(draft, most_ways)
 
     def _fits_mode(self, layout: Layout) -> bool:
@@ -371,7 +397,7 @@ class _Search:
 
     def _offer(self, candidate: Candidate) -> bool:
         key = _key(candidate)
-        if key in self.seen:
+        if key in self.seen or not self._keeps(candidate.regions):
             return False
         self.seen.add(key)
         heapq.heappush(self.queue, (self._least(candidate), len(self.seen), candidate))
@@ -385,9 +411,19 @@ class _Search:
         return max(least, self._score(candidate, self.estimate.period_ms(candidate)))
 
     def _score(self, candidate: Candidate, period_ms: float) -> float:
-        if self.problem.objective is not Objective.COST_PER_STEP:
+        if not self.problem.has_price:
             return period_ms
         return self.problem.score(period_ms, candidates.paid(self.problem, candidate))
+
+    def _divided(self, layout: Layout, capacity: Sequence[int]) -> list[tuple[int, ...]]:
+        """What is kept as it is, the rest balanced; nothing where that leaves nothing."""
+        kept = self._kept(layout)
+        left = [n - sum(region.slots[p] for region in kept.values()) for p, n in enumerate(capacity)]
+        rest = [at for at in range(len(layout)) if at not in kept]
+        if min(left, default=0) < 0:
+            return [(0,) * len(left)] * len(layout)
+        found = dict(zip(rest, self._balanced(tuple(layout[at] for at in rest), left) if rest else (), strict=True))
+        return [kept[at].slots if at in kept else found[at] for at in range(len(layout))]
 
     def _balanced(self, layout: Layout, capacity: Sequence[int]) -> list[tuple[int, ...]]:
         """Slots where they bring most, region by region; of one pool, in proportion to their roles' work."""
@@ -570,7 +606,9 @@ class _Search:
         ):
             for candidate in near:
                 key = _key(candidate)
-                if key not in self.ran and key not in new and (least := self._least(candidate)) <= at.score:
+                if key in self.ran or key in new or not self._keeps(candidate.regions):
+                    continue
+                if (least := self._least(candidate)) <= at.score:
                     # The estimate knows little of micro-batches: slots come first that should bring something.
                     about = self._about(candidate, least) if self.is_thorough or not floor else least
                     new[key] = (max(about, floor), len(new), candidate)
@@ -746,7 +784,7 @@ class _Search:
         return Scored(candidate, prediction, score, paid, candidates.pods(self.problem, candidate))
 
     def _within(self, candidate: Candidate, score: float) -> float:
-        if self.problem.objective is not Objective.COST_PER_STEP:
+        if not self.problem.has_price:
             return score
         return self.problem.within(score, candidates.paid(self.problem, candidate))
 

@@ -5,7 +5,10 @@ A role's options are numbered: 0 is the role as it stands, of which a plan says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from operator import gt
 from typing import Final
 
 from rlinf_api import placement, quantities
@@ -28,7 +31,8 @@ from rlinf_api.plan import (
     WorkerPlan,
 )
 from rlinf_api.slots import PlacedWorker, Slot, compress
-from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
+from rlinf_scheduler.planner import candidate as candidates
+from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region, shape
 from rlinf_scheduler.planner.problem import PlanProblem, RoleCosts
 from rlinf_scheduler.planner.simulate import Prediction
 
@@ -47,35 +51,38 @@ def write(
     revision: int,
     reason: PlanReasonModel,
     based_on: BasedOn | None = None,
+    instead_of: Sequence[Standing] = (),
 ) -> RLPlanSpec | None:
-    """None: a worker of several slots finds no pod that has them side by side."""
-    workers: list[WorkerPlan] = []
-    lease_sets: list[LeaseSetPlan] = []
-    # Wide workers first: behind a region of an odd size they would not lie within a pod any more.
-    regions = sorted(candidate.regions, key=lambda r: -max(problem.role(t.role).slots_per_worker for t in r.turns))
-    taken = [0] * len(problem.pools)
-    for region in regions:
-        slots = [
-            [Slot(pool.name, i // pool.slots_per_pod, i % pool.slots_per_pod) for i in range(begin, begin + count)]
-            for pool, begin, count in zip(problem.pools, taken, region.slots, strict=True)
-        ]
-        taken = [begin + count for begin, count in zip(taken, region.slots, strict=True)]
-        for turn in region.turns:
-            entry = _workers(problem.role(turn.role), turn, slots, candidate.choices[turn.role])
-            if entry is None:
-                return None
-            workers.append(entry)
-        if len(region.turns) > 1:
-            turns = [TurnPlan(role=t.role, until=Until(units=t.until) if t.until else Until()) for t in region.turns]
-            names = compress(slot for of_pool in slots for slot in of_pool)
-            lease_sets.append(LeaseSetPlan(name=f"set-{len(lease_sets)}", slots=names, turns=turns))
-    order = problem.index
+    """`instead_of`: regions of the plan in force, whose workers stay where they are as far as the candidate has them
+    too, unless that costs a pod. None: a worker of several slots finds no pod that has them side by side."""
+    pods = candidates.pods(problem, candidate)
+    layout = _layout(problem, candidate, instead_of) if instead_of else None
+    if layout is None or any(map(gt, layout.pods(problem), pods)):
+        layout = _layout(problem, candidate, ())
+    if layout is None:
+        return None
+    workers = [_worker(problem.role(name), slots, candidate.choices[name]) for name, slots in layout.of_roles(problem)]
+    shared = [placed for placed in layout.regions if len(placed.region.turns) > 1]
+    unused = (name for number in count() if (name := f"set-{number}") not in {placed.name for placed in shared})
+    lease_sets = [
+        LeaseSetPlan(
+            name=placed.name or next(unused),
+            slots=compress(placed.slots),
+            turns=[
+                TurnPlan(role=t.role, until=Until(units=t.until) if t.until else Until()) for t in placed.region.turns
+            ],
+        )
+        for placed in shared
+    ]
     return RLPlanSpec(
         job=job,
         revision=revision,
         based_on=based_on or BasedOn(),
-        pools=[PoolPlan(name=p.name, pods=-(-p.slots // p.slots_per_pod)) for p in problem.pools],
-        workers=sorted(workers, key=lambda entry: order[entry.role]),
+        pools=[
+            PoolPlan(name=p.name, pods=max(n, of_slots))
+            for p, n, of_slots in zip(problem.pools, pods, layout.pods(problem), strict=True)
+        ],
+        workers=workers,
         lease_sets=lease_sets,
         channels=list(_channels(problem, candidate)),
         cycles=[CyclePlan(roles=[problem.cycle.front, problem.cycle.back], stages=candidate.stages)]
@@ -86,19 +93,92 @@ def write(
     )
 
 
-def _workers(role: RoleCosts, turn: PlannedTurn, slots: Sequence[Sequence[Slot]], choice: Choice) -> WorkerPlan | None:
-    groups: list[Slot] = []
-    for of_pool, count in zip(slots, turn.workers, strict=True):
-        found = list(_groups(of_pool, role.slots_per_worker))
-        if len(found) < count:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A region of a plan with its slots, and those of each role's workers there, in the order of their ranks."""
+
+    region: Region
+    slots: tuple[Slot, ...]
+    workers: Mapping[str, tuple[Slot, ...]]
+    name: str = ""
+    """Of its lease set."""
+
+    @property
+    def shape(self) -> object:
+        return shape(self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    regions: tuple[Standing, ...]
+
+    def pods(self, problem: PlanProblem) -> tuple[int, ...]:
+        """Up to the last slot that somebody has."""
+        last = {pool.name: 0 for pool in problem.pools}
+        for placed in self.regions:
+            for slot in placed.slots:
+                last[slot.pool] = max(last[slot.pool], slot.ordinal + 1)
+        return tuple(last.values())
+
+    def of_roles(self, problem: PlanProblem) -> Iterator[tuple[str, list[Slot]]]:
+        """A role's workers, region by region."""
+        for role in problem.roles:
+            for placed in self.regions:
+                if role.name in placed.workers:
+                    yield role.name, list(placed.workers[role.name])
+
+
+def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standing]) -> _Layout | None:
+    """Regions that stand keep their slots; the others get the first that are left, wide workers before narrow ones:
+    behind a region of an odd size they would not lie within a pod any more."""
+    there, kept, rest = list(stands), [], []
+    for region in candidate.regions:
+        same = next((one for one in there if one.shape == shape(region)), None)
+        if same is None:
+            rest.append(region)
+        else:
+            there.remove(same)
+            kept.append(replace(same, region=region))
+    kept.sort(key=lambda placed: [one.shape for one in stands].index(placed.shape))
+    rest.sort(key=lambda r: -max(problem.role(t.role).slots_per_worker for t in r.turns))
+    taken = {slot for placed in kept for slot in placed.slots}
+    free = [
+        [
+            slot
+            for i in range(pool.slots)
+            if (slot := Slot(pool.name, i // pool.slots_per_pod, i % pool.slots_per_pod)) not in taken
+        ]
+        for pool in problem.pools
+    ]
+    for region in rest:
+        slots = [of_pool[:n] for of_pool, n in zip(free, region.slots, strict=True)]
+        free = [of_pool[n:] for of_pool, n in zip(free, region.slots, strict=True)]
+        workers = {turn.role: _places(problem.role(turn.role), turn, slots) for turn in region.turns}
+        if any(places is None for places in workers.values()):
             return None
-        groups += [slot for group in found[:count] for slot in group]
+        found = {name: places for name, places in workers.items() if places is not None}
+        kept.append(Standing(region, tuple(slot for of_pool in slots for slot in of_pool), found))
+    return _Layout(tuple(kept))
+
+
+def _places(role: RoleCosts, turn: PlannedTurn, slots: Sequence[Sequence[Slot]]) -> tuple[Slot, ...] | None:
+    """None: they do not lie side by side."""
+    groups: list[Slot] = []
+    for of_pool, n in zip(slots, turn.workers, strict=True):
+        found = list(_groups(of_pool, role.slots_per_worker))
+        if len(found) < n:
+            return None
+        groups += [slot for group in found[:n] for slot in group]
+    return tuple(groups)
+
+
+def _worker(role: RoleCosts, slots: Sequence[Slot], choice: Choice) -> WorkerPlan:
     memory = [role.resident_mib, role.options[choice.option].peak_mib, role.offloaded_mib]
     resident, peak, offloaded = (quantities.from_bytes(int(mib * MIB)) for mib in memory)
     return WorkerPlan(
         role=role.name,
-        count=sum(turn.workers),
-        slots=compress(groups),
+        count=len(slots) // role.slots_per_worker,
+        slots=compress(slots),
         option=str(choice.option - 1) if choice.option else "",
         stays=choice.stays,
         memory=WorkerMemory(resident=resident, peak=peak, offloaded=offloaded) if any(memory) else None,
@@ -150,22 +230,6 @@ def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:
 def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
     """Of a plan that exists: to predict it."""
     placed = placement.resolve(plan, job)
-    at = {pool.name: i for i, pool in enumerate(problem.pools)}
-    regions: list[Region] = []
-    inside = {worker_id for lease in placed.lease_sets for turn in lease.turns for worker_id in turn.workers}
-    for lease in placed.lease_sets:
-        slots = _count((slot.pool for slot in lease.slots), at)
-        turns = [
-            PlannedTurn(turn.role, _count((w.slots[0].pool for w in placed.workers if w.id in turn.workers), at),
-                 turn.until_units)
-            for turn in lease.turns
-        ]  # fmt: skip
-        regions.append(Region(slots, tuple(turns)))
-    for role in problem.roles:
-        alone: list[PlacedWorker] = [w for w in placed.of_role(role.name) if w.id not in inside]
-        if alone:
-            slots = _count((slot.pool for w in alone for slot in w.slots), at)
-            regions.append(Region(slots, (PlannedTurn(role.name, _count((w.slots[0].pool for w in alone), at)),)))
     choices = {}
     for role in problem.roles:
         channel = placed.channel(problem.channel(role.name))
@@ -176,7 +240,36 @@ def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
             option=_option(role, entries[0].option),
             stays=entries[0].stays,
         )
-    return Candidate(regions=tuple(regions), choices=choices, stages=max(placed.stages.values(), default=1))
+    regions = tuple(standing.region for standing in stands(problem, plan, job))
+    return Candidate(regions=regions, choices=choices, stages=max(placed.stages.values(), default=1))
+
+
+def stands(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> tuple[Standing, ...]:
+    """Who is where in a plan that exists: lease sets first, then who has slots of its own, in the problem's order."""
+    placed = placement.resolve(plan, job)
+    at = {pool.name: i for i, pool in enumerate(problem.pools)}
+    found: list[Standing] = []
+    inside = {worker_id for lease in placed.lease_sets for turn in lease.turns for worker_id in turn.workers}
+    for lease in placed.lease_sets:
+        workers = {turn.role: [w for w in placed.workers if w.id in turn.workers] for turn in lease.turns}
+        turns = [
+            PlannedTurn(t.role, _count((w.slots[0].pool for w in workers[t.role]), at), t.until_units)
+            for t in lease.turns
+        ]
+        region = Region(_count((slot.pool for slot in lease.slots), at), tuple(turns))
+        own = {name: _slots(of_role) for name, of_role in workers.items()}
+        found.append(Standing(region, tuple(lease.slots), own, lease.name))
+    for role in problem.roles:
+        alone = [w for w in placed.of_role(role.name) if w.id not in inside]
+        if alone:
+            slots = _slots(alone)
+            turn = PlannedTurn(role.name, _count((w.slots[0].pool for w in alone), at))
+            found.append(Standing(Region(_count((s.pool for s in slots), at), (turn,)), slots, {role.name: slots}))
+    return tuple(found)
+
+
+def _slots(workers: Sequence[PlacedWorker]) -> tuple[Slot, ...]:
+    return tuple(slot for worker in workers for slot in worker.slots)
 
 
 def _option(role: RoleCosts, name: str) -> int:

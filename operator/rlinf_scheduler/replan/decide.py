@@ -18,7 +18,7 @@ SAFETY times what it costs, over the steps that are left.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +37,7 @@ from rlinf_scheduler.planner.search import Scored
 from rlinf_scheduler.planner.simulate import Prediction, simulate
 from rlinf_scheduler.replan.evidence import slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit
-from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known
+from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known, pods_of
 
 MIN_GAIN: Final = 0.05
 """Of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of 100."""
@@ -71,6 +71,8 @@ class Stay:
     why: str
     considered: int = 0
     """The last step that was looked at with all candidates; 0: none was."""
+    again_at: float = 0.0
+    """When there may be nodes for more pods again, in seconds since 1970; 0: nothing was left out for want of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,18 @@ class Other:
 
     seconds: float
     change_s: float
+    price: float
+    """Of its slots, over those of the plan in force: 1 where slots come for nothing (spec.objective)."""
     candidate: Candidate
     prediction: Prediction
     plan: RLPlanSpec
     is_new: bool
     """It was never in force."""
+
+    @property
+    def worth_s(self) -> float:
+        """Seconds of a step that are as good, on the slots of the plan in force."""
+        return self.seconds * self.price
 
 
 def decide(case: Case) -> Stay | NextPlan:
@@ -191,8 +200,9 @@ class _Decision(Known):
             return None
         hopeful = replace(fitted.problem, roles=tuple(_free_moves(role) for role in fitted.problem.roles))
         for scored, written in self._ranked(hopeful, excluded={_content(self.plan)}):
+            price = self._price(written)
             hoped, feared = (
-                1e-3 * simulate(p, scored.candidate).period_ms * self.off for p in (hopeful, fitted.problem)
+                1e-3 * simulate(p, scored.candidate).period_ms * self.off * price for p in (hopeful, fitted.problem)
             )
             steps = self.case.job.placement.profile_steps
             cost = steps * max(0.0, feared - self.now.mean) + 2 * self._change_s(written)
@@ -218,30 +228,43 @@ class _Decision(Known):
     def _choice(self, fitted: Fit) -> Stay | NextPlan:
         last, current_s = self.case.profiles[-1].last_step, self.now.mean
         others = list(self._others(fitted.problem))
-        best_s = min([current_s, *(other.seconds for other in others)])
+        best_s = min([current_s, *(other.worth_s for other in others)])
         is_first = not self.is_settled
         if is_first and (probe := self._probe_of_costs(fitted, best_s=best_s)):
             return probe
+        again_at = min(self.no_pods_until.values(), default=0.0)
         if not others:
-            return Stay("NoneLeft", "no other plan is allowed", considered=last)
+            return Stay("NoneLeft", "no other plan is allowed", considered=last, again_at=again_at)
         best = min(others, key=self._total_s)
         if self._total_s(best) >= current_s * self.remaining:
-            fastest = min(others, key=lambda other: other.seconds)
-            gain = current_s - fastest.seconds
+            next_best = min(others, key=lambda other: other.worth_s)
+            gain = current_s - next_best.worth_s
             said = f"revision {self.plan.revision} takes {current_s:.4g} s a step, the best other would take "
-            said += f"{fastest.seconds:.4g} s ({words.describe(fitted.problem, fastest.candidate)})"
+            said += f"{next_best.seconds:.4g} s ({words.describe(fitted.problem, next_best.candidate)})"
+            said += self._priced(next_best)
+            for pool, until in self.no_pods_until.items():
+                said += (
+                    f"; more pods of pool {pool} are not tried for {until - self.case.now:.0f} s, as one had no node"
+                )
             if gain < MIN_GAIN * current_s:
-                return Stay("Best", f"{said}; that is no gain of {MIN_GAIN:.0%}", considered=last)
+                said += f"; that is no gain of {MIN_GAIN:.0%}"
+                return Stay("Best", said, considered=last, again_at=again_at)
             said += (
                 f": {gain * self.remaining:.4g} s over the {self.remaining} steps that are left, and a change costs "
             )
-            return Stay("NotWorthIt", f"{said}about {fastest.change_s:.4g} s", considered=last)
+            said += f"about {next_best.change_s:.4g} s"
+            return Stay("NotWorthIt", said, considered=last, again_at=again_at)
         instead_s = current_s
         if self.plan.reason.code is PlanReason.PROBE:  # what it is better than is the best that was there before
             instead_s = min([current_s, *(other.seconds for other in others if not other.is_new and other is not best)])
         said = f"{words.describe(fitted.problem, best.candidate)}: {best.seconds:.4g} s a step"
-        said += f" instead of {instead_s:.4g}, which saves {1 - best.seconds / instead_s:.0%}" if best.is_new else ""
-        said += "" if best.is_new else ", as was measured before"
+        if not best.is_new:
+            said += ", as was measured before"
+        elif best.seconds <= instead_s:
+            said += f" instead of {instead_s:.4g}, which saves {1 - best.seconds / instead_s:.0%}"
+        else:
+            said += f" instead of {instead_s:.4g}"
+        said += self._priced(best)
         said += f"; a step of revision {self.plan.revision} takes {self.off:.3f} times what the simulator says"
         return self._written(
             best.plan,
@@ -256,15 +279,33 @@ class _Decision(Known):
         """Of the steps that are left. What was never in force has to promise MIN_GAIN more than what it would replace,
         twice that after each plan that was rolled back; what was in force, more than the noise."""
         margin = MIN_GAIN * 2 ** len(self._rolled_back) if other.is_new else WORSE
-        return (1 + margin) * other.seconds * self.remaining + SAFETY * other.change_s
+        return (1 + margin) * other.worth_s * self.remaining + SAFETY * other.change_s
+
+    def _price(self, plan: RLPlanSpec) -> float:
+        return math.exp(self.problem.price(self._paid(plan)) - self.problem.price(self._paid(self.plan)))
+
+    def _paid(self, plan: RLPlanSpec) -> int:
+        """Slots of its pods."""
+        return sum(pods_of(plan, pool.name) * pool.slots_per_pod for pool in self.problem.pools)
+
+    def _priced(self, other: Other) -> str:
+        """What it costs where slots have a price."""
+        paid, now = self._paid(other.plan), self._paid(self.plan)
+        return f", on {paid} slots instead of {now}" if self.problem.has_price and paid != now else ""
 
     def _runners_up(self, problem: PlanProblem, best: Other, others: Sequence[Other]) -> list[Alternative]:
-        rest = sorted((other for other in others if other is not best), key=lambda other: other.seconds)
+        rest = sorted((other for other in others if other is not best), key=lambda other: other.worth_s)
         return [
             Alternative(
                 summary=words.describe(problem, other.candidate),
                 period_seconds=round(other.seconds, 6),
-                lost_because=str(words.lost_because(best.prediction, other.prediction)),
+                lost_because=str(
+                    words.lost_because(
+                        best.prediction,
+                        other.prediction,
+                        more_slots=self._paid(other.plan) - self._paid(best.plan),
+                    )
+                ),
             )
             for other in rest[:ALTERNATIVES]
         ]
@@ -276,32 +317,34 @@ class _Decision(Known):
         known = excluded | {_content(other.plan) for other in earlier}
         for scored, written in self._ranked(problem, excluded=known):
             seconds = 1e-3 * scored.prediction.period_ms * self.off
-            change_s = self._change_s(written)
-            yield Other(seconds, change_s, scored.candidate, scored.prediction, written, is_new=True)
+            yield self._other(written, scored.candidate, scored.prediction, seconds=seconds, is_new=True)
         yield from earlier
 
     def _ranked(self, problem: PlanProblem, *, excluded: set[str]) -> Iterator[tuple[Scored, RLPlanSpec]]:
         """Candidates that a plan can say and the rules allow, the best first."""
-        found = search.plan(problem, start=[plans.read(problem, self.plan, self.case.job)])
+        stands = plans.stands(problem, self.plan, self.case.job)
+        keep = []
+        if not self.case.profiles[-1].checkpoints:  # a gang that moves would have nothing to begin again on
+            gangs = {role.name for role in problem.roles if role.is_gang}
+            keep = [standing.region for standing in stands if not gangs.isdisjoint(standing.workers)]
+        found = search.plan(problem, start=[plans.read(problem, self.plan, self.case.job)], keep=keep)
         if isinstance(found, Infeasible):
             return
         for scored in (found.best, *found.others):
             written = plans.write(
                 problem, scored.candidate, scored.prediction, job=self.plan.job, revision=self._revision,
-                reason=PlanReasonModel(code=PlanReason.PROFILED),
+                reason=PlanReasonModel(code=PlanReason.PROFILED), instead_of=stands,
             )  # fmt: skip
-            if written is None:
-                continue
-            written = self._kept_in_place(written, scored.candidate)
-            if _content(written) not in excluded and self._is_allowed(written):
+            if written is not None and _content(written) not in excluded and self._is_allowed(written):
                 yield scored, written
 
-    def _kept_in_place(self, plan: RLPlanSpec, candidate: Candidate) -> RLPlanSpec:
-        """On the slots of the plan in force, where nothing but sizes differs: then no process starts again."""
-        current = plans.read(self.problem, self.plan, self.case.job)
-        if Counter(current.regions) != Counter(candidate.regions):
-            return plan
-        return plan.model_copy(update={"workers": self.plan.workers, "lease_sets": self.plan.lease_sets})
+    def _other(
+        self, plan: RLPlanSpec, candidate: Candidate, prediction: Prediction, *, seconds: float, is_new: bool
+    ) -> Other:
+        return Other(
+            seconds=seconds, change_s=self._change_s(plan), price=self._price(plan), candidate=candidate,
+            prediction=prediction, plan=plan, is_new=is_new,
+        )  # fmt: skip
 
     def _earlier(self, *, excluded: set[str]) -> Iterator[Other]:
         """Plans that were in force before, by how far the simulator was off then; of the same content the newest."""
@@ -316,7 +359,7 @@ class _Decision(Known):
             candidate = plans.read(self.problem, record.spec, self.case.job)
             prediction = simulate(self.problem, candidate)
             seconds = 1e-3 * prediction.period_ms * off
-            yield Other(seconds, self._change_s(record.spec), candidate, prediction, record.spec, is_new=False)
+            yield self._other(record.spec, candidate, prediction, seconds=seconds, is_new=False)
 
     def _is_allowed(self, plan: RLPlanSpec) -> bool:
         side_by_side = self.case.job.placement.mode is PlacementMode.DISAGGREGATED  # an edit, maybe, since it was made
@@ -332,7 +375,7 @@ class _Decision(Known):
 
     def _moves_a_gang(self, plan: RLPlanSpec) -> bool:
         """It would have to begin again on a checkpoint."""
-        before, after = _places(self.plan), _places(plan)
+        before, after = _slots(self.plan), _slots(plan)
         return any(before.get(role.name) != after.get(role.name) for role in self.problem.roles if role.is_gang)
 
     @cached_property
@@ -342,7 +385,11 @@ class _Decision(Known):
     @cached_property
     def _given_up(self) -> set[object]:
         """Where workers were in what failed, or was rolled back: other sizes there are no other plan."""
-        return {_place(p.spec) for p in self.case.plans if p.failed or p.spec.revision in self._rolled_back}
+        return {
+            _place(p.spec)
+            for p in self.case.plans
+            if (p.failed and not p.no_node_at) or p.spec.revision in self._rolled_back
+        }
 
     # --- writing ------------------------------------------------------------------------------------------------------
     @property
@@ -351,7 +398,7 @@ class _Decision(Known):
 
     def _change_s(self, plan: RLPlanSpec) -> float:
         """What a change to it costs: nothing starts again where all workers stay on their slots."""
-        before, after = _places(self.plan), _places(plan)
+        before, after = _slots(self.plan), _slots(plan)
         moved = {role for role in after if before.get(role) != after[role]}
         if not moved:
             return IN_PLACE_S
@@ -404,6 +451,15 @@ def _content(plan: RLPlanSpec) -> str:
 
 def _place(plan: RLPlanSpec) -> object:
     return tuple(sorted(_places(plan).items()))
+
+
+def _slots(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
+    """Of each role: its slots, and whether it takes turns on them. Who has others starts again."""
+    shared = {turn.role for lease in plan.lease_sets for turn in lease.turns}
+    found: dict[str, tuple[object, ...]] = {}
+    for entry in plan.workers:
+        found[entry.role] = (*found.get(entry.role, ()), entry.count, entry.slots, entry.role in shared)
+    return found
 
 
 def _places(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:

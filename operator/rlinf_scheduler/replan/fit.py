@@ -26,6 +26,7 @@ from rlinf_api import declared, quantities
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Batch, Profile, RoleProfile
+from rlinf_api.slots import MAX_SLOTS
 from rlinf_scheduler.planner.problem import (
     ZERO,
     Cost,
@@ -123,8 +124,11 @@ class Line:
         return replace(self, per_batch=self.per_batch * factor, per_unit=self.per_unit * factor)
 
 
-def fit(job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec) -> Fit | Unfit:
-    """`profiles`: of this job, the newest last, at least one. `plan`: what is in force; its pods are the slots."""
+def fit(
+    job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec, most_pods: Mapping[str, int] | None = None
+) -> Fit | Unfit:
+    """`profiles`: of this job, the newest last, at least one. `plan`: what is in force. `most_pods`: of pools that must
+    not have as many as the job lets them."""
     newest = profiles[-1]
     specs = {role.name: role for role in job.roles}
     by_role: dict[str, list[list[RoleProfile]]] = {name: [] for name in specs}
@@ -158,11 +162,18 @@ def fit(job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec) -> Fit
         )
         for name in specs
     }
-    pods = {pool.name: pool.pods for pool in plan.pools}
+    pods, limits = {pool.name: pool.pods for pool in plan.pools}, most_pods or {}
     problem = PlanProblem(
         roles=tuple(_costs(specs[name], works[name], graph, job) for name in specs),
         edges=tuple(QueueEdge(p, c, name) for name, p, c in graph.queues),
-        pools=tuple(_pool(pool, pods=pods.get(pool.name, 0), speed=speeds[pool.name]) for pool in job.pools),
+        pools=tuple(
+            _pool(
+                pool,
+                pods=max(pods.get(pool.name, 0), min(as_range(pool.pods).max, limits.get(pool.name, MAX_SLOTS))),
+                speed=speeds[pool.name],
+            )
+            for pool in job.pools
+        ),
         items=graph.items,
         weights=_weights(graph, by_role),
         cycle=_cycle(graph, by_role, newest),
@@ -170,6 +181,8 @@ def fit(job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec) -> Fit
         hand_over_ms=Cost(HAND_OVER_MS),
         turn_ms=Cost(TURN_MS),
         mode=job.placement.mode,
+        objective=job.objective,
+        min_gain_per_slot=job.min_gain_per_slot,
     )
     return Fit(
         problem=problem,
@@ -504,11 +517,12 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
 def _pool(pool: PoolSpec, *, pods: int, speed: float) -> Pool:
     return Pool(
         name=pool.name,
-        slots=pods * pool.slots.per_pod,
+        slots=min(MAX_SLOTS, pods * pool.slots.per_pod),
         memory_mib=quantities.to_bytes(pool.slots.memory) / MIB,
         roles=tuple(pool.roles),
         speed=speed,
         slots_per_pod=pool.slots.per_pod,
+        fewest_pods=as_range(pool.pods).min,
     )
 
 

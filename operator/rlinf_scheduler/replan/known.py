@@ -19,6 +19,9 @@ from rlinf_scheduler.replan.evidence import StepTimes, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
 
 VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
+NO_NODE_S: Final = 600.0
+"""Until a pool is asked for more pods again, after one found no node; twice that after the next, and so on."""
+MOST_NO_NODE_S: Final = 16 * NO_NODE_S  # 2 h 40 min: a night has room for three tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class PlanRecord:
     spec: RLPlanSpec
     failed: bool = False
     """Its preparation failed, or it may not be used."""
+    no_node_at: float = 0.0
+    """When it failed because a pod that it adds found no node, in seconds since 1970; 0: that is not why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,8 @@ class Case:
     considered: int = 0
     highest: int = 0
     """The highest revision that any plan of the name has, those included that cannot be read."""
+    now: float = 0.0
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,31 @@ class Known:
 
     @cached_property
     def fitted(self) -> Fit | Unfit:
-        return fit(self.case.job, self.case.profiles, plan=self.plan)
+        return fit(self.case.job, self.case.profiles, plan=self.plan, most_pods=self.most_pods)
+
+    # --- pools --------------------------------------------------------------------------------------------------------
+    @cached_property
+    def no_pods_until(self) -> Mapping[str, float]:
+        """Until when pools are not asked for more pods, of those for which there was no node a while ago."""
+        found = {}
+        for pool in self.case.job.pools:
+            failures, last = 0, 0.0
+            for record in self.case.plans:
+                before = self.records.get(record.spec.based_on.revision)
+                if before is None or pods_of(record.spec, pool.name) <= pods_of(before.spec, pool.name):
+                    continue
+                if record.no_node_at:
+                    failures, last = failures + 1, record.no_node_at
+                elif not record.failed:
+                    failures = 0
+            until = last + min(MOST_NO_NODE_S, NO_NODE_S * 2 ** (failures - 1)) if failures else 0.0
+            if until > self.case.now:
+                found[pool.name] = until
+        return found
+
+    @property
+    def most_pods(self) -> Mapping[str, int]:
+        return {name: pods_of(self.plan, name) for name in self.no_pods_until}
 
     @cached_property
     def problem(self) -> PlanProblem:
@@ -124,3 +155,7 @@ class Known:
         if isinstance(then, Unfit):
             return None
         return 1e3 * steps_of(own).mean / self.predicted(record.spec, then.problem).period_ms
+
+
+def pods_of(plan: RLPlanSpec, pool: str) -> int:
+    return next((entry.pods for entry in plan.pools if entry.name == pool), 0)

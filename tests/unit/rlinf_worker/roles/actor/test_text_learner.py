@@ -305,13 +305,14 @@ def _rank(rank, world, port, cuts, folder):
     import os
 
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.device_mesh import init_device_mesh
 
     said = os.open(folder / f"said-{rank}", os.O_CREAT | os.O_WRONLY)
     os.dup2(said, 2)  # C++ says here why it ends a process
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=RANKS_S)
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timeout)
+    store = TCPStore("127.0.0.1", port, world, is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     learner = learner_of(mesh=init_device_mesh("cpu", (world,)), token_budget=40, max_grad_norm=0.05)
     groups = groups_of()
@@ -328,13 +329,11 @@ def _rank(rank, world, port, cuts, folder):
 @pytest.fixture
 def store():
     """The meeting point of the ranks, which outlives them."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        yield dist.TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
+        yield TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 @pytest.mark.timeout(2 * RANKS_S)
