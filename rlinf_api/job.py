@@ -261,7 +261,7 @@ class RLJobSpec(Model):
     placement: PlacementSpec = PlacementSpec()
     objective: Objective = Objective.STEP_TIME
     min_gain_per_slot: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """CostPerStep: share of step time that one more slot must save. 0: any gain counts."""
+    """Share of step time that one more slot must save; with CostPerStep at least what it costs. 0: any gain counts."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     failure_policy: FailurePolicySpec = FailurePolicySpec()
     all_or_nothing: AllOrNothingSpec | None = None

@@ -58,12 +58,6 @@ def _is_collocated(spec: RLJobSpec) -> bool:
 
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
     (
-        "spec.objective",
-        lambda s: s.objective.value if s.objective is not api.Objective.STEP_TIME else None,
-        "write StepTime",
-    ),
-    ("spec.minGainPerSlot", lambda s: s.min_gain_per_slot or None, "remove it"),
-    (
         "spec.allOrNothing",
         lambda s: f"timeoutSeconds {s.all_or_nothing.timeout_seconds}" if s.all_or_nothing else None,
         "remove it: pods are placed one by one",

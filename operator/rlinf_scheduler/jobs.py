@@ -137,20 +137,22 @@ class Jobs:
         listed = await self._store.list("RLPlan", namespace=known.namespace, label_selector=selector)
         spec, now = job.RLJobSpec.model_validate(found["spec"]), time.time()
         generation = int(found["metadata"].get("generation") or 0)
-        if generation != known.generation or 0 < known.again_at <= now:  # it may have more pods, or pay less for them
-            known.considered, known.generation, known.again_at = 0, generation, 0.0
+        was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(
-            spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered, now=now
-        )
+            spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered, now=now,
+            again=was_edited or 0 < known.again_at <= now,
+        )  # fmt: skip
         decision = await asyncio.to_thread(decide, case)
         if isinstance(decision, Stay):
+            if decision.considered:
+                known.generation, known.again_at = generation, decision.again_at
             known.considered = max(known.considered, decision.considered)
-            known.again_at = decision.again_at or known.again_at
             if known.said is None or known.said.code != decision.code:
                 logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
             known.said = decision
             return decision.code
         known.said = None
+        known.generation, known.again_at = generation, 0.0
         plan = decision.plan
         try:
             await self._store.create(plan_manifest(plan, namespace=known.namespace))
@@ -170,6 +172,7 @@ def case_of(
     profiles: tuple[Profile, ...],
     considered: int = 0,
     now: float = 0.0,
+    again: bool = False,
 ) -> Case:
     """`plans`: objects as a store has them. Those of another job of the name are none of its; one that cannot be read
     is counted by its name alone."""
@@ -192,7 +195,9 @@ def case_of(
                 )
             )
     records.sort(key=lambda record: record.spec.revision)
-    return Case(job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now)
+    return Case(
+        job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now, again=again
+    )
 
 
 def _seconds(condition: Condition) -> float:

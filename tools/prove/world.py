@@ -33,6 +33,7 @@ from tools.prove import problems
 MIB: Final = 1 << 20
 KEY: Final = "sha256:" + "0" * 64
 BLOCK: Final = 5  # driver/profile.py's
+BEGAN: Final = 1.8e9  # seconds since 1970
 Slow = Callable[[RLPlanSpec], float]
 
 
@@ -48,13 +49,17 @@ class World:
     slow: Slow = lambda plan: 1.0
     shift: tuple[int, str, float] | None = None
     failing: Callable[[RLPlanSpec], bool] = lambda plan: False
+    homeless: Callable[[RLPlanSpec], bool] = lambda plan: False
+    """Plans of which a pod finds no node."""
     interval: int = 40  # steps between the reports of a job in which nothing happens
     plans: list[RLPlanSpec] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
+    no_node_at: dict[int, float] = field(default_factory=dict)
     profiles: list[Profile] = field(default_factory=list)
     decisions: list[tuple[int, Stay | NextPlan]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     considered: int = 0
+    again_at: float = 0.0
 
     @classmethod
     def of_entry(
@@ -65,12 +70,19 @@ class World:
         seed: int = 1,
         mode: str = "Auto",
         items: int | None = None,
+        pods: int = 1,
+        spec: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> World:
         manifest = workloads.job(entry, mode=mode, steps=steps, items=items)
         truth = problems.of_entry(
             entry, items=items, lag_ms=0.0, hand_over_ms=problems.HAND_OVER_MS, turn_ms=problems.TURN_MS
         )
+        manifest["spec"] |= spec or {}
+        if pods != 1:  # of each pool at most so many times those that it has at least
+            for pool in manifest["spec"]["pools"]:
+                pool["pods"] = {"min": pool["pods"], "max": pods * pool["pods"]}
+            truth = replace(truth, pools=tuple(replace(pool, slots=pods * pool.slots) for pool in truth.pools))
         drift = entry.get("drift")
         shift = (drift["step"], drift["role"], drift["factor"]) if drift else None
         return cls(RLJobSpec.model_validate(manifest["spec"]), truth, seed=seed, **{"shift": shift, **more})
@@ -110,15 +122,26 @@ class World:
                 plan, under, told = other, 0, 0.0
 
     def _decided(self, step: int) -> RLPlanSpec | None:
-        records = tuple(PlanRecord(spec=p, failed=p.revision in self.failed) for p in self.plans)
+        now = BEGAN + sum(self.seconds)
+        records = tuple(
+            PlanRecord(spec=p, failed=p.revision in self.failed, no_node_at=self.no_node_at.get(p.revision, 0.0))
+            for p in self.plans
+        )
+        profiles, again = tuple(self.profiles[-100:]), 0 < self.again_at <= now
         decision = decide(
-            Case(job=self.job, plans=records, profiles=tuple(self.profiles[-100:]), considered=self.considered)
+            Case(job=self.job, plans=records, profiles=profiles, considered=self.considered, now=now, again=again)
         )
         self.decisions.append((step, decision))
         if isinstance(decision, Stay):
             self.considered = max(self.considered, decision.considered)
+            self.again_at = decision.again_at if decision.considered else self.again_at
             return None
+        self.again_at = 0.0
         self.plans.append(decision.plan)
+        if self.homeless(decision.plan):
+            self.no_node_at[decision.plan.revision] = now
+            self.failed.add(decision.plan.revision)
+            return None
         if self.failing(decision.plan):
             self.failed.add(decision.plan.revision)
             return None

@@ -91,7 +91,8 @@ def _run(draft: Draft, spec: RLJobSpec) -> Decision:
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return finish(draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
-    choice = plans.choose(observed, spec, report, fresh=observed.is_fresh(life))
+    no_node_since = now - timedelta(seconds=settings.pods_ready_deadline_s)
+    choice = plans.choose(observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since)
     if choice.request and choice.current is not None and (said := _infeasible_before(observed)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")

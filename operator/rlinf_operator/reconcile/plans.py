@@ -40,6 +40,7 @@ PLANS_KEPT: Final = 16
 counted by them, and what a person looks through; a job of months would leave thousands."""
 FEWEST_MEASURED: Final = 5  # steps that a plan's status tells of: as many as it is judged by
 NORMAL_95: Final = 1.96
+PREPARE_FAILED: Final = "PrepareFailed"
 ENDED: Final = (DriverState.COMPLETE, DriverState.FAILED, DriverState.DRAINED)
 
 
@@ -57,6 +58,8 @@ class PlanChoice:
     """Newest plans that cannot be used, each with its problem."""
     failed: PlanView | None = None
     """The plan that was on its way and cannot come into force, with its problem: to be written into its status."""
+    failed_for: str = PREPARE_FAILED
+    """In one word: the scheduler asks for no more pods for a while after `Unschedulable`."""
     highest_revision: int = 0
     pin_problem: str = ""
     """Why the pinned plan is not used."""
@@ -78,8 +81,16 @@ class PlanChoice:
         return _pods(self.current) or dict(self.pods_kept)
 
 
-def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, fresh: bool = False) -> PlanChoice:
-    """`fresh`: no pod of this life was made yet, so that no plan can be in force."""
+def choose(
+    observed: Observed,
+    spec: RLJobSpec,
+    report: DriverReport | None,
+    *,
+    fresh: bool = False,
+    no_node_since: datetime | None = None,
+) -> PlanChoice:
+    """`fresh`: no pod of this life was made yet, so that no plan can be in force. `no_node_since`: a pod that is as old
+    and has no node yet is taken to find none."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec)
@@ -116,6 +127,8 @@ def choose(observed: Observed, spec: RLJobSpec, report: DriverReport | None, *, 
         return replace(choice, request="CapacityChanged") if asks else choice
     if why := _trouble(target, choice, observed, report):
         return replace(choice, failed=replace(target, problem=why))
+    if no_node_since and (why := _homeless(target, choice, observed, since=no_node_since)):
+        return replace(choice, failed=replace(target, problem=why), failed_for=str(Reason.UNSCHEDULABLE))
     return replace(choice, pending=target)
 
 
@@ -224,6 +237,19 @@ def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: Dri
         by_itself = pod.phase == "Failed" and pod.exit_code not in (None, names.EXIT_STALE) and pod.deleted_at is None
         if extra and pod.pool and by_itself and not (pod.pod_reason or pod.disruption):
             return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
+    return ""
+
+
+def _homeless(plan: PlanView, choice: PlanChoice, observed: Observed, *, since: datetime) -> str:
+    """A pod that only a plan of the scheduler needs, and that no node takes. A person's plan waits for the node that
+    the person may be about to add."""
+    if _is_users(plan):
+        return ""
+    before, wanted = choice.pods_in_force(), _pods(plan)
+    for pod in sorted(observed.pods, key=lambda p: p.name):
+        extra = before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0)
+        if extra and pod.pool and pod.unschedulable and pod.created_at <= since:
+            return f"pod {pod.name}, which it adds, finds no node: {pod.unschedulable[-500:]}"
     return ""
 
 
@@ -340,8 +366,8 @@ def _says(
 ) -> Iterator[Said]:
     current = choice.current
     if choice.failed is not None and plan.name == choice.failed.name:
-        yield PlanCondition.FAILED, Status.TRUE, "PrepareFailed", choice.failed.problem
-        yield from _not_prepared(old, "PrepareFailed", choice.failed.problem)
+        yield PlanCondition.FAILED, Status.TRUE, choice.failed_for, choice.failed.problem
+        yield from _not_prepared(old, choice.failed_for, choice.failed.problem)
         return
     if choice.pending is not None and plan.name == choice.pending.name:
         if report is not None and report.plan_prepared == plan.revision:

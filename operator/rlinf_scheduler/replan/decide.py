@@ -58,7 +58,9 @@ CODES: Final = (
     "NoneLeft",
 )  # fmt: skip
 """Why a plan stays, in one word."""
-WRITTEN: Final = (PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.ROLLED_BACK)
+WRITTEN: Final = (
+    PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED, PlanReason.ROLLED_BACK,
+)  # fmt: skip
 """Why another is written."""
 ALTERNATIVES: Final = 4  # runners-up that a plan names: what a person reads
 
@@ -136,7 +138,7 @@ class _Decision(Known):
             if back := self._back():
                 return back
         if self.is_settled:
-            if not self._has_drifted:
+            if not self._has_drifted and not self.case.again:
                 return Stay("Verified", f"revision {newest.revision} takes {self.now.mean:.4g} s a step, as it did")
         elif probe := self._probe_of_sizes(self.fitted):
             return probe
@@ -145,18 +147,19 @@ class _Decision(Known):
     # --- back ---------------------------------------------------------------------------------------------------------
     @property
     def is_unverified(self) -> bool:
-        chosen = self.plan.reason.code in (PlanReason.PROFILED, PlanReason.DRIFT)
+        chosen = self.plan.reason.code in (PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED)
         return chosen and not self.is_settled and self.plan.based_on.revision in self.records
 
     def _back(self) -> NextPlan | None:
-        """To what the plan came from, where that would take less for the work that is done now."""
+        """To what the plan came from, where that would take less for the work that is done now, its slots' price
+        included."""
         base = self.records[self.plan.based_on.revision].spec
         off = self.off_of(base.revision)
         if off is None:
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
         before = steps_of(self.own_of(base.revision))
-        if not slower(self.now, before.scaled_to(expected), by=WORSE):
+        if not slower(self.now, before.scaled_to(expected * self._price(base)), by=WORSE):
             return None
         said = (
             f"revision {self.plan.revision} takes {self.now.mean:.4g} s a step ({self.now.count} steps), and revision "
@@ -266,9 +269,10 @@ class _Decision(Known):
             said += f" instead of {instead_s:.4g}"
         said += self._priced(best)
         said += f"; a step of revision {self.plan.revision} takes {self.off:.3f} times what the simulator says"
+        code = PlanReason.CAPACITY_CHANGED if self.case.again else PlanReason.DRIFT
         return self._written(
             best.plan,
-            PlanReason.PROFILED if is_first else PlanReason.DRIFT,
+            PlanReason.PROFILED if is_first else code,
             said,
             seconds=best.seconds,
             prediction=best.prediction,

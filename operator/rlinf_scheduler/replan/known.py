@@ -45,6 +45,8 @@ class Case:
     """The highest revision that any plan of the name has, those included that cannot be read."""
     now: float = 0.0
     """Seconds since 1970."""
+    again: bool = False
+    """All candidates are to be looked at, though they were: the job was edited, or there may be nodes again."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ READ = {
     "placement.profileSteps": ("rlinf_worker/driver/profile.py", "spec.placement.profile_steps"),
     "failurePolicy.maxRestarts": (DECIDE, "spec.failure_policy.max_restarts"),
     "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),
+    "objective": ("operator/rlinf_scheduler/replan/fit.py", "job.objective"),
+    "minGainPerSlot": ("operator/rlinf_scheduler/replan/fit.py", "job.min_gain_per_slot"),
     "suspend": (DECIDE, "spec.suspend"),
     "ttlSecondsAfterFinished": ("operator/rlinf_operator/reconcile/ending.py", "spec.ttl_seconds_after_finished"),
     "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),
@@ -54,8 +56,6 @@ READ = {
 
 REFUSED: dict[str, dict[str, Any]] = {
     "data.eval": {"data": {"eval": "/e"}},
-    "objective": {"objective": "CostPerStep"},
-    "minGainPerSlot": {"minGainPerSlot": 0.5},
     "allOrNothing.timeoutSeconds": {"allOrNothing": {"timeoutSeconds": 5}},
     "failurePolicy.rules.role": {"failurePolicy": {"rules": [{"role": "env"}]}},
     "failurePolicy.rules.exitCodes": {"failurePolicy": {"rules": [{"exitCodes": [1]}]}},

@@ -161,11 +161,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            spec(objective="CostPerStep"),
-            "spec.objective: 'CostPerStep' is not supported yet in this version; write StepTime",
-        ),
-        (spec(minGainPerSlot=0.1), "spec.minGainPerSlot: 0.1 is not supported yet in this version; remove it"),
         (spec(allOrNothing={}), "spec.allOrNothing: 'timeoutSeconds 600' is not supported yet"),
         (
             spec(failurePolicy={"rules": [{"action": "Ignore"}]}),

@@ -1,5 +1,7 @@
 """A running job whose spec was edited into one that is not valid: it runs on as it was made, and its status with it."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_api.report import DriverState
@@ -9,8 +11,8 @@ from tests.builders import ppo_job
 
 SIM, TRAIN, DRIVER = "math-sim-1-a1", "math-train-0-a1", "math-driver-a1"
 WRONG = {"flow": {"name": "ppo", "setps": 3}}
-LATER = {"objective": "CostPerStep"}
-RIGHT = {"flow": {"name": "ppo"}, "objective": "StepTime"}
+LATER: dict[str, Any] = {"allOrNothing": {}}
+RIGHT: dict[str, Any] = {"flow": {"name": "ppo"}, "allOrNothing": None}
 
 
 @pytest.fixture(params=[WRONG, LATER], ids=["not readable", "not supported yet"])

@@ -254,6 +254,7 @@ def test_the_inputs_of_a_pod_are_not_defaults_counts_goals_and_policies():
     assert inputs(spec(checkpoint={"everySteps": 9, "keep": 9}, flow={"name": "ppo", "steps": 7}), "sim") == base
     assert inputs(spec(suspend=True, failurePolicy={"maxRestarts": 3}, activeDeadlineSeconds=5), "sim") == base
     assert inputs(spec(placement={"mode": "Disaggregated"}), "sim") == base
+    assert inputs(spec(objective="CostPerStep", minGainPerSlot=0.1), "sim") == base
     roles = spec().model_dump(mode="json", by_alias=True, exclude_defaults=True)["roles"]
     assert inputs(spec(roles=[role | {"spares": 1} for role in roles]), "sim") == base
     assert inputs(spec(roles=roles[::-1]), "sim") == base

@@ -7,7 +7,7 @@ from rlinf_api.conditions import Reason
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import plans
 from rlinf_operator.reconcile.plans import PlanChoice
-from tests.builders_plans import ELASTIC, job, name, pin, plan, running
+from tests.builders_plans import ELASTIC, job, name, pin, plan, plan_conditions, running, store_statuses
 from tests.stories import Story
 
 STORIES = Path(__file__).parent / "stories"
@@ -92,6 +92,30 @@ def test_a_plan_that_cannot_come_into_force_leaves_the_one_before_it_and_is_name
     world.later(1).exited(last, 3, words="cannot start")
     story.step("a pod that only it needs ends")
     story.holds(STORIES / "plans_failed.txt")
+
+
+def test_a_plan_of_the_scheduler_whose_pod_finds_no_node_fails_by_that_name_and_a_persons_waits():
+    planned = plan(2, pods=2).model_copy(update={"source": "Scheduler"})
+    for wanted in (planned, plan(2, pods=2)):
+        world = running(wanted)
+        if wanted.source == "User":
+            pin(world, "math-p2")
+        world.later(1).step()
+        [added] = [pod for pod in world.pods if "-sim-1-" in pod]
+        world.waiting(added, unschedulable="0/3 nodes are available: 3 Insufficient cpu").later(299).step()
+        assert plan_conditions(world, 2) == {}
+        world.later(2)
+        if wanted.source == "User":
+            assert plan_conditions(world, 2) == {}
+            continue
+        assert plan_conditions(world, 2) == {"Failed": ("True", "Unschedulable")}
+        status = dict(world.decide().plan_statuses)["math-p2"]
+        assert status.conditions[-1].message == (
+            f"pod {added}, which it adds, finds no node: 0/3 nodes are available: 3 Insufficient cpu"
+        )
+        store_statuses(world)
+        world.step()
+        assert added not in {name for name, pod in world.pods.items() if "deletionTimestamp" not in pod["metadata"]}
 
 
 def test_a_plan_in_force_that_an_edit_forbids_or_somebody_deletes_stays_until_another_is_there():

@@ -1,0 +1,162 @@
+"""Pools of a running job that grow and shrink by what was measured, what slots may cost, and who stays on theirs."""
+
+import itertools
+
+import pytest
+
+from rlinf_scheduler.planner import spec as plan_spec
+from rlinf_scheduler.planner.candidate import shape
+from rlinf_scheduler.planner.problem import InRounds
+from rlinf_scheduler.planner.search import Found, plan
+from rlinf_scheduler.replan.decide import Stay
+from rlinf_scheduler.replan.known import MOST_NO_NODE_S, NO_NODE_S, Case, Known, PlanRecord
+from tools.prove.world import World
+from tools.workloads import entries
+
+ENTRIES = entries()
+
+
+def world(name="drawn-14", *, steps=400, pods=2, **more):
+    return World.of_entry(ENTRIES[name], steps=steps, pods=pods, **more)
+
+
+def pods(found):
+    return [tuple(pool.pods for pool in p.pools) for p in found.plans]
+
+
+def grown(found):
+    least = sum(pods(found)[0])
+    return [sum(of_plan) > least for of_plan in pods(found)]
+
+
+def test_a_pool_grows_where_that_makes_steps_shorter_and_no_further_than_it_may():
+    job, fixed = world(), world(pods=1)
+    job.run()
+    fixed.run()
+    assert grown(job)[-1]
+    for pool, most in zip(job.job.pools, zip(*pods(job), strict=True), strict=True):
+        assert max(most) <= pool.pods.max
+    assert sum(job.seconds[-20:]) < 0.85 * sum(fixed.seconds[-20:])
+
+
+def test_slots_that_have_their_price_are_added_only_where_they_pay():
+    """A step of half the time on twice the slots costs as much."""
+    quick, cheap = world(), world(spec={"objective": "CostPerStep"})
+    quick.run()
+    cheap.run()
+
+    def cost(of):
+        return sum(of.seconds[-20:]) * sum(p.slots.per_pod * n for p, n in zip(of.job.pools, pods(of)[-1], strict=True))
+
+    assert sum(pods(cheap)[-1]) <= sum(pods(quick)[-1])
+    assert cost(cheap) <= 1.02 * cost(quick)
+
+
+def test_a_pool_shrinks_when_slots_get_their_price():
+    job = world()
+    job.run(200)
+    assert grown(job)[-1]
+    job.job = job.job.model_copy(update={"min_gain_per_slot": 0.9})
+    job.again_at = 1.0  # as the service does after an edit
+    job.run(100)
+    assert not grown(job)[-1]
+    assert job.codes[-2:] == ["Profiled", "CapacityChanged"]
+    assert "on 4 slots instead of 8" in job.plans[-1].reason.message
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_further_slot_must_save_what_the_job_says(share):
+    job = world(spec={"minGainPerSlot": share})
+    job.run()
+    assert any(grown(job)) == (share == 0.0)
+
+
+def test_a_pod_without_a_node_is_tried_again_after_ten_minutes_then_twenty():
+    """Meanwhile the job may have any other plan. A step takes minutes."""
+    job = world(steps=300, slow=lambda plan: 120.0)
+    job.homeless = lambda p: sum(pool.pods for pool in p.pools) > sum(pods(job)[0])
+    job.interval = 1
+    job.run()
+    tried = sorted(job.no_node_at.values())
+    waits = [later - before for before, later in itertools.pairwise(tried)]
+    assert len(waits) >= 5
+    for number, wait in enumerate(waits):
+        least = min(MOST_NO_NODE_S, NO_NODE_S * 2**number)
+        assert wait >= least, waits
+    assert not any(p.revision in job.no_node_at for p in job.plans if p.revision == job.profiles[-1].revision)
+    said = [d.why for _, d in job.decisions if isinstance(d, Stay) and "as one had no node" in d.why]
+    assert said
+
+
+def test_how_long_no_more_pods_are_asked_for():
+    job = world()
+    job.run(3)
+    first, profile = job.plans[0], job.profiles[-1]
+
+    def later(revision, *, pods, no_node_at=0.0, failed=False):
+        [pool] = first.pools
+        based_on = first.based_on.model_copy(update={"revision": 1})
+        update = {"revision": revision, "based_on": based_on, "pools": [pool.model_copy(update={"pods": pods})]}
+        return PlanRecord(spec=first.model_copy(update=update), failed=failed or no_node_at > 0, no_node_at=no_node_at)
+
+    def until(*plans, now):
+        records = (PlanRecord(spec=first), *plans)
+        known = Known(Case(job=job.job, plans=records, profiles=(profile,), now=now))
+        return dict(known.no_pods_until)
+
+    lost = [later(n, pods=2, no_node_at=1000.0 * n) for n in range(2, 9)]
+    assert until(now=0.0) == {}
+    assert until(lost[0], now=2001.0) == {"main": 2600.0}
+    assert until(lost[0], now=2600.0) == {}
+    assert until(*lost[:2], now=3001.0) == {"main": 3000 + 1200.0}
+    assert until(*lost[:5], now=6001.0) == {"main": 6000 + 9600.0}
+    assert until(*lost, now=8001.0) == {"main": 8000 + 9600.0}, "at most 160 minutes"
+    assert until(lost[0], later(3, pods=2), now=2001.0) == {}, "there was a node since"
+    assert until(lost[0], later(3, pods=2, failed=True), now=2001.0) == {"main": 2600.0}, "it failed for something else"
+    assert until(lost[0], later(3, pods=1), now=2001.0) == {"main": 2600.0}, "it needed none"
+    assert until(later(2, pods=1, no_node_at=2000.0), now=2001.0) == {}, "it asked for no more than there were"
+
+
+def test_a_node_that_comes_is_found_after_the_wait():
+    job = world(steps=150, slow=lambda plan: 120.0)
+    job.homeless = lambda p: len(job.seconds) < 40 and sum(pool.pods for pool in p.pools) > sum(pods(job)[0])
+    job.interval = 1
+    job.run()
+    assert job.no_node_at
+    assert grown(job)[-1]
+    assert job.plans[-1].revision not in job.failed
+
+
+# --- who stays --------------------------------------------------------------------------------------------------------
+class Unkept(World):
+    """Its gang has no checkpoint to begin again on."""
+
+    def profile(self, plan, truth, seconds, *, last):
+        return super().profile(plan, truth, seconds, last=last).model_copy(update={"checkpoints": False})
+
+
+@pytest.mark.parametrize("name", ["drawn-03", "drawn-08", "drawn-13", "drawn-14", "drawn-22"])
+def test_a_search_that_keeps_a_gangs_region_finds_no_worse_than_the_plan_in_force(name):
+    job = World.of_entry(ENTRIES[name], steps=60)
+    job.run(6)
+    stands = plan_spec.stands(job.truth, job.plans[0], job.job)
+    gangs = {role.name for role in job.truth.roles if isinstance(role.service, InRounds)}
+    keep = [standing.region for standing in stands if not gangs.isdisjoint(standing.workers)]
+    now = plan_spec.read(job.truth, job.plans[0], job.job)
+    answer = plan(job.truth, start=[now], keep=keep)
+    assert isinstance(answer, Found)
+    for scored in (answer.best, *answer.others):
+        assert {shape(region) for region in keep} <= {shape(region) for region in scored.candidate.regions}
+    free = plan(job.truth, start=[now])
+    assert isinstance(free, Found)
+    assert free.best.score <= answer.best.score * (1 + 1e-9)
+
+
+def test_regions_that_stay_keep_their_slots_and_only_the_others_move():
+    job = Unkept.of_entry(ENTRIES["drawn-13"], steps=300)
+    job.run()
+    first = {w.role: (w.count, w.slots) for w in job.plans[0].workers}
+    gangs = {role.name for role in job.truth.roles if isinstance(role.service, InRounds)}
+    for later in job.plans[1:]:
+        of_gangs = {w.role: (w.count, w.slots) for w in later.workers if w.role in gangs}
+        assert of_gangs == {name: first[name] for name in gangs}
