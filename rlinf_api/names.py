@@ -158,6 +158,7 @@ MOUNT_TMP: Final = "/tmp"  # emptyDir, as the root file system is read-only
 MOUNT_TLS: Final = "/etc/rlinf/tls"  # Secret: ca.crt tls.crt tls.key
 MOUNT_JOB: Final = "/etc/rlinf/job"  # ConfigMap: job.json
 JOB_FILE: Final = "job.json"
+PROFILES_FILE: Final = "profiles.jsonl"  # in the work dir of a local run: what its scheduler knows, the newest last
 MOUNT_CACHE: Final = "/var/cache/rlinf"  # emptyDir: bytecode and kernels
 TERMINATION_LOG: Final = "/run/rlinf/termination.json"
 

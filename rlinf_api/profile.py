@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
@@ -203,6 +204,41 @@ class Profile(Model):
         except ValidationError as error:
             problems = sentences.problems(error, cls, value=value, prefix="profile")
             raise InvalidManifest("; ".join(map(str, problems))) from error
+
+
+def forget(profiles: list[Profile], *, most: int) -> None:
+    """Down to so many, the newest last. What no newer one tells is forgotten last: the loads that a worker tried as it
+    started, the smallest and the largest batches of a role."""
+    while len(profiles) > most:
+        moves, sizes = _sole(profiles, _moves), _sole(profiles, _sizes)
+        old = range(len(profiles) - 1)
+        first = next((i for i in old if i not in moves | sizes), next((i for i in old if i not in moves), 0))
+        del profiles[first]
+
+
+def _sole(profiles: Sequence[Profile], facts: Callable[[RoleProfile], Iterable[object]]) -> set[int]:
+    """Those of which each has a fact that is in no newer one."""
+    seen, found = set[object](), set[int]()
+    for number in reversed(range(len(profiles))):
+        for fact in (fact for role in profiles[number].roles for fact in facts(role)):
+            if fact not in seen:
+                seen.add(fact)
+                found.add(number)
+    return found
+
+
+def _moves(role: RoleProfile) -> Iterator[object]:
+    yield from ((role.name, role.pool, move.what) for move in role.moves)
+
+
+def _sizes(role: RoleProfile) -> Iterator[object]:
+    sizes = [batch.units for batch in role.batches if batch.units > 0]
+    yield from ((role.name, size) for size in {*sizes[:1], *sizes[-1:]})
+
+
+def read_lines(text: str) -> tuple[Profile, ...]:
+    """Of `profiles.jsonl`, one a line. InvalidManifest with a sentence per problem."""
+    return tuple(Profile.from_json(line) for line in text.splitlines() if line.strip())
 
 
 def key_of(spec: RLJobSpec) -> str:

@@ -83,6 +83,10 @@ def run(
             help="spec of an RLPlan (YAML): the first plan, in place of the scheduler's; - reads standard input"
         ),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="work dir of an earlier run of this job: the first plan goes by what was measured there"),
+    ] = None,
 ) -> None:
     """Run a job on this machine: the manifest that a cluster runs, with processes for pods."""
     from rljob import run as command
@@ -95,6 +99,7 @@ def run(
         json_output=output is OutputFormat.JSON,
         simulate_slots=simulate_slots,
         plan=plan,
+        profile=profile,
     )
     raise typer.Exit(command.run(options))
 

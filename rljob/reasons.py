@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import yaml
 
-from rlinf_api import sentences
+from rlinf_api import names, sentences
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.profile import Profile
+from rlinf_api.profile import Profile, read_lines
 from rlinf_scheduler.planner import search, spec, words
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import PlanProblem
@@ -119,6 +119,26 @@ def _explained(plan: Manifest) -> Iterator[str]:
         yield f"instead, {other['periodSeconds']:.4g} s: {other['summary']} ({other['lostBecause']})"
 
 
+def measured(path: Path) -> tuple[Profile, ...]:
+    """Of a work dir, or of one of its files: at least one."""
+    lines = path / names.PROFILES_FILE if path.is_dir() else path
+    if path.is_dir() and not lines.exists():
+        lines = path / PROFILE  # no report has reached the scheduler
+    try:
+        text = lines.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        got = error.strerror if isinstance(error, OSError) else "no text"
+        raise UserError(
+            f"nothing was measured in {path} yet", got=f"{lines.name}: {got}", wanted="two steps at least"
+        ) from error
+    profiles = read_lines(text)
+    if not profiles:
+        raise UserError(
+            f"nothing was measured in {path} yet", got=f"{lines.name} is empty", wanted="two steps at least"
+        )
+    return profiles
+
+
 # --- what a work dir holds --------------------------------------------------------------------------------------------
 def _objects(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
     """The RLJob, and its plans by name, in their order."""
@@ -152,20 +172,14 @@ def _plan(plans: Mapping[str, Manifest], name: str) -> Manifest:
 
 
 def _fitted(work_dir: Path, job: Manifest, plans: Mapping[str, Manifest]) -> tuple[Fit, RLPlanSpec]:
-    """By profile.json, and the plan that it is of."""
-    path = work_dir / PROFILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"nothing was measured in {work_dir} yet", got=f"{path.name}: {error.strerror}", wanted="two steps at least"
-        ) from error
-    profile = Profile.from_json(text)
-    of = next((p for p in plans.values() if p["spec"]["revision"] == profile.revision), None)
+    """By what was measured, and the plan that the newest report is of."""
+    profiles = measured(work_dir)
+    revision = profiles[-1].revision
+    of = next((p for p in plans.values() if p["spec"]["revision"] == revision), None)
     if of is None:
-        raise UserError(f"{path} is of plan revision {profile.revision}, which is not there")
+        raise UserError(f"{work_dir} has measured plan revision {revision}, which is not there")
     plan = RLPlanSpec.model_validate(of["spec"])
-    fitted = fit(RLJobSpec.model_validate(job["spec"]), (profile,), plan=plan)
+    fitted = fit(RLJobSpec.model_validate(job["spec"]), profiles, plan=plan)
     if isinstance(fitted, Unfit):
         raise UserError("the planner cannot plan by what was measured", got=str(fitted))
     return fitted, plan

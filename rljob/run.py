@@ -22,11 +22,12 @@ from typing import Any, Final
 from rlinf_api import names
 from rlinf_api.errors import InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
+from rlinf_api.profile import Profile, key_of
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
 from rljob import manifest as manifests
-from rljob import picture, timeline
+from rljob import picture, reasons, timeline
 from rljob import plan as plans
 from rljob.local import by_hand, podspec, room
 from rljob.local.objects import condition
@@ -53,6 +54,8 @@ class Options:
     simulate_slots: bool = False
     plan: Path | None = None
     """The first plan, by hand."""
+    profile: Path | None = None
+    """What an earlier run measured: the first plan goes by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ def _checked_and_run(options: Options, said: RunWords) -> int:
     started = time.monotonic()
     try:
         checked = _checked(options)
-        plan = _first_plan(options, checked)
+        plan, profiles = _first_plan(options, checked), _profiles(options, checked)
     except UserError as error:
         return _refused(said, str(error))
     if checked.problems or checked.spec is None:
@@ -110,7 +113,7 @@ def _checked_and_run(options: Options, said: RunWords) -> int:
     try:
         work.claim(checked.name, checked.spec)
         _log_to(work.log)
-        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=said.progress, plan=plan))
+        ending = asyncio.run(_run(checked, checked.spec, work=work, stream=said.progress, plan=plan, profiles=profiles))
     except UserError as error:
         return _refused(said, str(error))
     except RLinfError as error:
@@ -163,6 +166,20 @@ def _first_plan(options: Options, checked: manifests.Checked) -> dict[str, Any] 
         raise InvalidManifest(f"plan {options.plan} cannot be used", got=str(error)) from error
 
 
+def _profiles(options: Options, checked: manifests.Checked) -> tuple[Profile, ...]:
+    """Of the same job on the same hardware, by its key."""
+    if options.profile is None or checked.spec is None or checked.problems:
+        return ()
+    profiles, wanted = reasons.measured(options.profile), key_of(checked.spec)
+    if other := next((profile for profile in profiles if profile.key != wanted), None):
+        raise UserError(
+            f"profile {options.profile} is of another job", got=f"{other.job.name}, key {other.key}",
+            wanted=f"key {wanted}: the same flow, model, data, and the same roles and slots apart from their counts",
+            next="leave --profile out: the job measures by itself",
+        )  # fmt: skip
+    return profiles
+
+
 def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> None:
     """A pool that names an accelerator which this machine lacks is refused, or becomes a pool of CPU slots."""
     for pool in spec.pools:
@@ -196,12 +213,18 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
 
 
 async def _run(
-    checked: manifests.Checked, spec: RLJobSpec, *, work: WorkDir, stream: Losable, plan: dict[str, Any] | None = None
+    checked: manifests.Checked,
+    spec: RLJobSpec,
+    *,
+    work: WorkDir,
+    stream: Losable,
+    plan: dict[str, Any] | None = None,
+    profiles: tuple[Profile, ...] = (),
 ) -> Ending:
     loop, progress, interrupts = asyncio.get_running_loop(), ProgressLines(stream), Interrupts()
     interrupts.listen(loop.add_signal_handler)  # until the loop ends: nothing may break off the clearing up
     progress.say(f"job {checked.name} in {_shown(work.path)}")
-    async with LocalRun(checked.manifest, spec, work_dir=work, plan=plan) as local:
+    async with LocalRun(checked.manifest, spec, work_dir=work, plan=plan, profiles=profiles) as local:
         watching = asyncio.create_task(_watch(local, progress))
         try:
             await _first_of(watching, interrupts.first)
@@ -369,6 +392,7 @@ def to_go_on(options: Options, spec: RLJobSpec, *, work_dir: Path) -> str:
     words += ["--set", "spec.suspend=false"] if spec.suspend else []
     words += ["--simulate-slots"] if options.simulate_slots else []
     words += ["--plan", str(options.plan)] if options.plan is not None else []
+    words += ["--profile", str(options.profile)] if options.profile is not None else []
     command = shlex.join(words)
     return f"{command}, with the same manifest on its standard input" if str(options.file) == "-" else command
 

@@ -7,6 +7,7 @@ driver it reads the job and its plans, asks replan/decide.py, and writes what co
 
 It holds nothing that must not be lost. Profiles come again with the next steps, and which plans were tried, failed or
 rolled back stands in the plans: a scheduler that is started again goes on where the one before stood, a search later.
+What it still knows of a job that has ended is where the next one with the same key begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -24,7 +25,7 @@ from rlinf_api.conditions import Condition, PlanCondition, Reason
 from rlinf_api.errors import InvalidManifest, RLinfError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.profile import Profile
+from rlinf_api.profile import Profile, forget, key_of
 from rlinf_api.store import AlreadyExists, Listing, NotFound
 from rlinf_scheduler.replan.decide import Stay, decide
 from rlinf_scheduler.replan.known import Case, PlanRecord
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 MAX_JOBS: Final = 1_000  # the job whose report is oldest goes first: it has most likely ended
 MAX_REPORTS: Final = 100  # one job's; of its last 50 minutes, 10 KB each
+MAX_GIVEN: Final = 10  # profiles from files: a run gives one
 UNREAD: Final = "Unread"
 """What a decision is called that could not be made: the store did not answer, or the job is gone."""
 BROKE: Final = "Broke"
@@ -57,7 +59,7 @@ class _Heard:
     """Of one job."""
 
     namespace: str
-    reports: deque[Profile] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    reports: list[Profile] = field(default_factory=list)
     considered: int = 0
     """The last step up to which no better plan was found."""
     generation: int = 0
@@ -68,21 +70,24 @@ class _Heard:
 
 
 class Jobs:
-    """Profiles that drivers report, by job; at most MAX_JOBS x MAX_REPORTS: charged by add(), freed by the oldest
-    falling out. `on_decision(code, seconds)`: for metrics."""
+    """Profiles that drivers report, by job; at most MAX_JOBS x MAX_REPORTS: charged by add(), freed as forget() does.
+    `on_decision(code, seconds)`: for metrics."""
 
     def __init__(
         self, store: PlanStore, *, on_decision: Callable[[str, float], None] = lambda code, seconds: None
     ) -> None:
         self._store, self._on_decision = store, on_decision
         self._known: OrderedDict[str, _Heard] = OrderedDict()
+        self._given: OrderedDict[str, tuple[Profile, ...]] = OrderedDict()
         self._news: OrderedDict[str, None] = OrderedDict()
         self._wake = asyncio.Event()
 
     # --- what is known ------------------------------------------------------------------------------------------------
     def add(self, profile: Profile, *, namespace: str) -> None:
         uid = profile.job.uid
-        self._known.setdefault(uid, _Heard(namespace)).reports.append(profile)
+        reports = self._known.setdefault(uid, _Heard(namespace)).reports
+        reports.append(profile)
+        forget(reports, most=MAX_REPORTS)
         self._known.move_to_end(uid)
         while len(self._known) > MAX_JOBS:
             gone, _ = self._known.popitem(last=False)
@@ -93,6 +98,20 @@ class Jobs:
     def of(self, job_uid: str) -> tuple[Profile, ...]:
         known = self._known.get(job_uid)
         return tuple(known.reports) if known is not None else ()
+
+    def before(self, spec: RLJobSpec, *, job_uid: str) -> tuple[Profile, ...]:
+        """What a plan may begin with: reports of the job itself, else of the last one with its key."""
+        if own := self.of(job_uid):
+            return own
+        key = key_of(spec)
+        found = (known.reports for known in reversed(self._known.values()) if known.reports[-1].key == key)
+        return tuple(next(found, ())) or self._given.get(key, ())
+
+    def remember(self, profiles: tuple[Profile, ...]) -> None:
+        """Of a job that this process has heard nothing of; one at least, all with one key."""
+        self._given[profiles[-1].key] = profiles
+        while len(self._given) > MAX_GIVEN:
+            self._given.popitem(last=False)
 
     def knows_plan(self, profile: Profile) -> bool:
         """Something was measured under it before."""

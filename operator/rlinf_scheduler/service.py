@@ -7,6 +7,7 @@ report: jobs.py.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from rlinf_api import names, rpc, sentences, supported
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
-from rlinf_api.plan import JobRef, Planned, PlanReason
+from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.jobs import Jobs, Manifest, PlanStore, plan_manifest
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
+from rlinf_scheduler.replan.first import by_profiles
 
 logger = logging.getLogger(__name__)
 MAX_TRIES: Final = 10  # revisions that somebody else took meanwhile; two schedulers take each other's once or twice
@@ -52,8 +54,15 @@ class Planning:
             return Planned(infeasible=tuple(map(str, problems)))
         meta = job["metadata"]
         namespace, name, uid = meta.get("namespace", "default"), meta["name"], meta["uid"]
+        ref, code, known = JobRef(name=name, uid=uid), _reason(reason), self.jobs.before(spec, job_uid=uid)
+        revision = highest_revision + 1
+        measured = await asyncio.to_thread(by_profiles, spec, known, job=ref, revision=revision, reason=code)
         for revision in range(highest_revision + 1, highest_revision + 1 + MAX_TRIES):
-            plan = initial(spec, job=JobRef(name=name, uid=uid), revision=revision, reason=_reason(reason))
+            plan: RLPlanSpec | Infeasible
+            if measured is not None:
+                plan = measured.model_copy(update={"revision": revision})
+            else:
+                plan = initial(spec, job=ref, revision=revision, reason=code)
             if isinstance(plan, Infeasible):
                 return Planned(infeasible=tuple(map(str, plan.reasons)))
             manifest = plan_manifest(plan, namespace=namespace)

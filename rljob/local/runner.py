@@ -32,6 +32,7 @@ import grpc.aio
 from rlinf_api import names, rpc, times
 from rlinf_api.errors import UserError
 from rlinf_api.job import PlacementMode, RLJobSpec, dump
+from rlinf_api.profile import Profile
 from rlinf_api.store import Expired
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import GrpcDrivers
@@ -191,10 +192,19 @@ class LocalRun(LocalControlPlane):
     """The control plane with the one job of `rljob run`, and a view of its objects for people."""
 
     def __init__(
-        self, manifest: dict[str, Any], spec: RLJobSpec, *, work_dir: WorkDir, plan: dict[str, Any] | None = None
+        self,
+        manifest: dict[str, Any],
+        spec: RLJobSpec,
+        *,
+        work_dir: WorkDir,
+        plan: dict[str, Any] | None = None,
+        profiles: tuple[Profile, ...] = (),
     ) -> None:
-        """`plan`: the first one, by hand (by_hand.first); None: the scheduler makes it."""
+        """`plan`: the first one, by hand (by_hand.first); None: the scheduler makes it, by `profiles` where given."""
         super().__init__(work_dir.path)
+        if profiles:
+            self.planning.jobs.remember(profiles)
+        self._uid, self._told = "", 0
         self.name = str(manifest["metadata"]["name"])
         self._writer, self._stale = Dump(self.work_dir / "objects"), False
         self._spec = dump(spec)
@@ -217,13 +227,13 @@ class LocalRun(LocalControlPlane):
     async def _create(self) -> None:
         """The job, and its first plan where a person wrote it: pinned, as on a cluster, so that none is asked for."""
         if self._plan is None:
-            await self.store.create(self._manifest)
+            self._uid = (await self.store.create(self._manifest))["metadata"]["uid"]
             return
         revision = by_hand.filled_in(self._plan, job=self.name, uid="", revision=1).revision
         placement = {"mode": str(PlacementMode.PINNED), "pin": names.plan_name(self.name, revision)}
         pinned = {**self._manifest, "spec": {**self._spec, "placement": placement}}
-        uid = (await self.store.create(pinned))["metadata"]["uid"]
-        plan = by_hand.filled_in(self._plan, job=self.name, uid=uid, revision=revision)
+        self._uid = (await self.store.create(pinned))["metadata"]["uid"]
+        plan = by_hand.filled_in(self._plan, job=self.name, uid=self._uid, revision=revision)
         await self.store.create(plan_manifest(plan, namespace=NAMESPACE))
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
@@ -253,12 +263,21 @@ class LocalRun(LocalControlPlane):
         """What finds no room is written with the first pass that finds some: a view costs no job."""
         try:
             self._writer.write(self.store.snapshot())
+            self._write_profiles()
         except OSError as error:
             if not self._stale:
                 logger.warning("objects/ is not written: %s; make room there", room.told(error, self._writer.folder))
             self._stale = True
         else:
             self._stale = False
+
+    def _write_profiles(self) -> None:
+        """What the scheduler knows, for `rljob plan what-if` and for a further run that begins with it."""
+        reports = self.planning.jobs.of(self._uid)
+        if not reports or reports[-1].last_step == self._told:
+            return
+        write_atomically(self.work_dir / names.PROFILES_FILE, "".join(f"{report.to_json()}\n" for report in reports))
+        self._told = reports[-1].last_step
 
 
 def default_work_dir(name: str) -> Path:

@@ -23,3 +23,13 @@ def test_a_job_side_by_side_takes_turns_once_it_is_measured(tmp_path):
     assert {turn["role"] for lease in chosen["leaseSets"] for turn in lease["turns"]} == {"env", "rollout", "train"}
     assert chosen["predicted"]["periodSeconds"] < 0.7 * plans[2]["spec"]["predicted"]["periodSeconds"]
     assert "instead of" in chosen["reason"]["message"]
+    job["metadata"]["name"] = "again"
+    file, first = file_of(tmp_path, job), run.work_dir
+    with Run(tmp_path, options=("--profile", str(first)), name="again", file=file, small=False) as run:
+        path = run.work_dir / "objects" / "rlplan-default-again-p1.yaml"
+        run.until(path.exists, what="its first plan")
+        begun = yaml.safe_load(path.read_text())["spec"]
+        run.until_step(2)
+    assert begun["reason"]["code"] == "Initial"
+    assert "of job drawn-14, uid" in begun["reason"]["message"]
+    assert begun["leaseSets"], f"it begins where the other had come: {begun['reason']['message']}"

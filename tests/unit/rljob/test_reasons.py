@@ -32,7 +32,7 @@ def work_dir(tmp_path_factory):
                 "measured": {"periodSeconds": took.mean, "steps": took.count, "ratioToPrediction": 1.04},
             }
         (folder / "objects" / f"rlplan-default-job-p{plan.revision}.yaml").write_text(yaml.safe_dump(found))
-    (folder / "profile.json").write_text(world.profiles[-1].to_json())
+    (folder / "profiles.jsonl").write_text("".join(f"{profile.to_json()}\n" for profile in world.profiles))
     return folder
 
 

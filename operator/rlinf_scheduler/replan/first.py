@@ -1,0 +1,54 @@
+"""The plan with which a job begins, or begins again with other pools, by what was measured before: of the job itself,
+or of an earlier one with the same key (rlinf_api/profile.py). Pure. Not for: a job of which nothing was measured
+(planner/initial.py), nor the next plan of one that runs (decide.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_api import plan_rules
+from rlinf_api.errors import InvalidManifest
+from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api.plan import BasedOn, JobRef, PlanReason, PlanReasonModel, RLPlanSpec
+from rlinf_api.profile import Profile
+from rlinf_scheduler.planner import search, words
+from rlinf_scheduler.planner import spec as plans
+from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.replan.fit import Unfit, fit
+
+
+def by_profiles(
+    spec: RLJobSpec, profiles: Sequence[Profile], *, job: JobRef, revision: int, reason: PlanReason
+) -> RLPlanSpec | None:
+    """None: these say too little, nothing was measured, or nobody wants them to count (profileSteps is 0, a pin)."""
+    if not profiles or not spec.placement.profile_steps or spec.placement.mode is PlacementMode.PINNED:
+        return None
+    fitted = fit(spec, profiles, plan=None)
+    if isinstance(fitted, Unfit):
+        return None
+    found = search.plan(fitted.problem)
+    if isinstance(found, Infeasible):
+        return None
+    newest = profiles[-1]
+    for scored in (found.best, *found.others):
+        said = (
+            f"by steps {newest.first_step} to {newest.last_step} of job {newest.job.name}, uid {newest.job.uid}: "
+            f"{words.explain(fitted.problem, scored.candidate, scored.prediction)}"
+        )
+        said += f"; assumed, as nobody has measured it: {', '.join(fitted.assumed)}" if fitted.assumed else ""
+        plan = plans.write(
+            fitted.problem, scored.candidate, scored.prediction, job=job, revision=revision,
+            reason=PlanReasonModel(code=reason, message=said), based_on=BasedOn(profile=newest.key),
+        )  # fmt: skip
+        if plan is not None and _is_allowed(plan, spec):
+            return plan
+    return None
+
+
+def _is_allowed(plan: RLPlanSpec, spec: RLJobSpec) -> bool:
+    try:
+        plan_rules.check(plan, spec)
+    except InvalidManifest:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Plans that a job begins with, by what was measured before: of itself, or of an earlier job with the same key."""
+
+import pytest
+
+from rlinf_api.plan import JobRef, RLPlanSpec
+from rlinf_api.profile import key_of
+from rlinf_api.store import NotFound
+from rlinf_scheduler.jobs import MAX_GIVEN
+from rlinf_scheduler.replan.first import by_profiles
+from rlinf_scheduler.service import Planning
+from rljob.local.store import MemoryStore
+from tools import workloads
+from tools.prove.world import World
+
+ENTRY = workloads.entries()["drawn-14"]
+FLOW = workloads.job(ENTRY, steps=60)["spec"]["flow"]
+
+
+def measured(*, steps=8):
+    """What a job of the entry has measured, under its own key."""
+    world = World.of_entry(ENTRY, steps=60)
+    world.run(steps)
+    return world, [p.model_copy(update={"key": key_of(world.job)}) for p in world.profiles]
+
+
+async def asked(planning, store, *, name="again", reason="Initial", highest=0, **spec):
+    manifest = workloads.job(ENTRY, steps=60)
+    manifest["metadata"]["name"] = name
+    manifest["spec"] |= spec
+    try:
+        job = await store.get("RLJob", name)
+    except NotFound:
+        job = await store.create(manifest)
+    job = {**job, "spec": {**job["spec"], **spec}}
+    answer = await planning.request_plan(job, reason=reason, highest_revision=highest)
+    found = await store.get("RLPlan", answer.plan)
+    return job["metadata"]["uid"], RLPlanSpec.model_validate(found["spec"])
+
+
+def reporting(planning, profiles, *, uid="earlier"):
+    for profile in profiles:
+        planning.jobs.add(profile.model_copy(update={"job": JobRef(name="drawn-14", uid=uid)}), namespace="default")
+
+
+async def test_a_job_begins_where_an_earlier_one_with_its_key_had_come():
+    store = MemoryStore()
+    planning, (world, profiles) = Planning(store), measured()
+    _, without = await asked(planning, store, name="first")
+    assert without.predicted is None
+    reporting(planning, profiles)
+    _, plan = await asked(planning, store)
+    assert (plan.reason.code, plan.source, plan.revision) == ("Initial", "Scheduler", 1)
+    assert plan.reason.message.startswith("by steps 8 to 8 of job drawn-14, uid earlier: ")
+    assert "; assumed, as nobody has measured it" not in plan.reason.message
+    assert plan.based_on.profile == key_of(world.job)
+    assert plan.predicted is not None
+    assert plan.predicted.period_seconds < 0.5 * world.seconds[0]
+    assert plan.lease_sets != without.lease_sets
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"placement": {"profileSteps": 0}},
+        {"placement": {"mode": "Pinned", "pin": "again-p1"}},
+        {"flow": {**FLOW, "config": {**FLOW["config"], "items": 3}}},
+    ],
+    ids=["nobody measures", "a person decides", "another job"],
+)
+async def test_what_was_measured_does_not_count(spec):
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    reporting(planning, profiles)
+    _, plan = await asked(planning, store, **spec)
+    assert plan.predicted is None
+    assert plan.reason.message.startswith("pools filled in order")
+
+
+async def test_other_pools_in_the_middle_of_a_job_are_planned_by_what_it_has_measured():
+    store = MemoryStore()
+    planning, (world, profiles) = Planning(store), measured()
+    uid, _ = await asked(planning, store)
+    reporting(planning, profiles, uid=uid)
+    pools = [{**pool, "pods": 2 * pool["pods"]} for pool in workloads.job(ENTRY)["spec"]["pools"]]
+    _, plan = await asked(planning, store, reason="CapacityChanged", highest=4, pools=pools)
+    assert (plan.reason.code, plan.revision) == ("CapacityChanged", 5)
+    assert [pool.pods for pool in plan.pools] == [2]
+    assert f"uid {uid}" in plan.reason.message
+    assert plan.predicted is not None
+    assert plan.predicted.period_seconds < 0.5 * world.seconds[0]
+
+
+async def test_a_profile_from_a_file_is_as_good_and_only_the_newest_ones_are_kept():
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    planning.jobs.remember(tuple(profiles))
+    _, plan = await asked(planning, store)
+    assert plan.predicted is not None
+    for number in range(MAX_GIVEN):
+        planning.jobs.remember((profiles[-1].model_copy(update={"key": f"sha256:{number:064x}"}),))
+    _, plan = await asked(planning, store, name="later")
+    assert plan.predicted is None
+
+
+def test_what_says_too_little_is_no_plan():
+    world, profiles = measured()
+    asks = {"job": JobRef(name="j", uid="u"), "revision": 1, "reason": world.plans[0].reason.code}
+    assert by_profiles(world.job, [], **asks) is None
+    silent = [p.model_copy(update={"channels": []}) for p in profiles]
+    assert by_profiles(world.job, silent, **asks) is None
+    too_many = [role.model_copy(update={"workers": 100}) for role in world.job.roles]
+    assert by_profiles(world.job.model_copy(update={"roles": too_many}), profiles, **asks) is None
