@@ -109,7 +109,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _Laid:
     regions: tuple[Standing, ...]
 
     def pods(self, problem: PlanProblem) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class _Layout:
                     yield role.name, list(placed.workers[role.name])
 
 
-def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standing]) -> _Layout | None:
+def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standing]) -> _Laid | None:
     """Regions that stand keep their slots; the others get the first that are left, wide workers before narrow ones:
     behind a region of an odd size they would not lie within a pod any more."""
     there, kept, rest = list(stands), [], []
@@ -158,7 +158,7 @@ def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standin
             return None
         found = {name: places for name, places in workers.items() if places is not None}
         kept.append(Standing(region, tuple(slot for of_pool in slots for slot in of_pool), found))
-    return _Layout(tuple(kept))
+    return _Laid(tuple(kept))
 
 
 def _places(role: RoleCosts, turn: PlannedTurn, slots: Sequence[Sequence[Slot]]) -> tuple[Slot, ...] | None:
