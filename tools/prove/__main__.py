@@ -2,6 +2,7 @@
 
 python -m tools.prove exact [--count 200] [--slots 4] [--minutes 60]
 python -m tools.prove two-stages [--count 600]
+python -m tools.prove steady | shift | loop [--count N]
 python -m tools.prove table                           writes the table of predictions; only where a rule has changed
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
 """
@@ -17,15 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tools.prove import against_runtime, exact, table, two_stages
+from tools.prove import against_runtime, exact, loop, table, two_stages
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
+LOOPS: Final = {"steady": 20, "shift": 60, "loop": len(loop.ENTRIES)}
 Line = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
-    parser.add_argument("part", choices=("exact", "two-stages", "predict", "table"))
+    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, "predict", "table"))
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     one: Callable[[int], Line]
     if args.part == "exact":
         one, summary, count = partial(exact.one, slots=args.slots), exact.summary, args.count or 200
+    elif args.part in LOOPS:
+        one, summary, count = getattr(loop, args.part), loop.summary, args.count or LOOPS[args.part]
     else:
         one, summary, count = two_stages.one, two_stages.summary, args.count or 600
     name = f"exact-{args.slots}" if args.part == "exact" else args.part

@@ -39,13 +39,15 @@ Slow = Callable[[RLPlanSpec], float]
 
 @dataclass
 class World:
-    """`noise`: standard deviation of a step's time over its mean. `slow`: a factor that no simulator knows of, by plan.
+    """`noise`: standard deviation of a step's time over its mean. `tail`: share of steps that take twice as long.
+    `slow`: a factor that no simulator knows of, by plan.
     `shift`: (step, role, factor) from which on the role's time per unit is another."""
 
     job: RLJobSpec
     truth: PlanProblem
     seed: int = 1
     noise: float = 0.02
+    tail: float = 0.0
     slow: Slow = lambda plan: 1.0
     shift: tuple[int, str, float] | None = None
     failing: Callable[[RLPlanSpec], bool] = lambda plan: False
@@ -89,7 +91,7 @@ class World:
 
     # --- running ------------------------------------------------------------------------------------------------------
     def begin(self) -> RLPlanSpec:
-        plan = initial(self.job, job=JobRef(name="job", uid="u"))
+        plan = initial(self.job, job=self.ref)
         assert isinstance(plan, RLPlanSpec), plan
         self.plans.append(plan)
         return plan
@@ -104,6 +106,7 @@ class World:
         for step in range(last + 1, until + 1):
             truth = self.truth_at(step)
             mean = simulate(truth, plan_spec.read(truth, plan, self.job)).period_ms / 1e3 * self.slow(plan)
+            mean *= 2.0 if self.tail and rng.random() < self.tail else 1.0
             self.seconds.append(max(0.1 * mean, mean * rng.gauss(1.0, self.noise)))
             block.append(self.seconds[-1])
             under += 1
@@ -154,6 +157,10 @@ class World:
         return replace(
             self.truth, roles=tuple(_times(role, factor) if role.name == name else role for role in self.truth.roles)
         )
+
+    @property
+    def ref(self) -> JobRef:
+        return JobRef(name="job", uid="u")
 
     @property
     def codes(self) -> list[str]:

@@ -38,10 +38,14 @@ from rlinf_scheduler.planner.words import LostBecause, lost_because
 Layout = tuple[tuple[str, ...], ...]
 """The roles of each region, in the order of their turns."""
 
-EFFORT: Final = 18_000
-"""Simulated moves of units and turns for one plan, about 40 ms of CPU on a slow core: each report wants a plan."""
+EFFORT: Final = 28_000
+"""Simulated moves of units and turns for one plan, about 60 ms of CPU on a slow core: a job wants a few plans."""
 EFFORT_PER_SLOT: Final = 250
 """Beside it, for each slot up to STAND_INS: a run of more workers is longer."""
+FEWEST_RUNS: Final = 16
+"""A plan is worth at least so many simulations, also where a run is long: a step of many units that go round and round
+takes more moves than EFFORT by itself."""
+MOST_EFFORT: Final = 600_000  # about 1.5 s, however long a run is
 SET_UP: Final = 60
 """Moves that it takes as long to begin a run as, and to look at it."""
 FEW_SLOTS: Final = 4
@@ -135,10 +139,10 @@ def plan(
     has, with whom they have now, such as those of gangs that have nothing to begin again on elsewhere."""
     problem = problem.unpinned
     slots = sum(pool.slots for pool in problem.pools)
-    if effort is None:
+    if may_add := effort is None:
         few = MORE_EFFORT * (1 + (problem.staleness > 0))
         effort = few if slots <= FEW_SLOTS else EFFORT + EFFORT_PER_SLOT * min(slots, STAND_INS)
-    search = _Search(problem, effort, keep=tuple(keep), is_thorough=slots <= FEW_SLOTS)
+    search = _Search(problem, effort, keep=tuple(keep), is_thorough=slots <= FEW_SLOTS, may_add=may_add)
     cuts = list(_with_kept(layouts(problem), keep))
     search.divisions = ALL_DIVISIONS // len(cuts) if 0 < len(cuts) <= FEW_LAYOUTS else 1
     for layout in cuts:
@@ -159,7 +163,7 @@ def plan(
         explanation=words.explain(problem, ranked[0].candidate, ranked[0].prediction),
         is_best=search.is_complete,
         runs=search.runs,
-        effort=effort - search.effort,
+        effort=search.spent,
     )
 
 
@@ -278,6 +282,8 @@ class _Search:
     divisions: int = 0  # of one layout that are all looked at
     is_thorough: bool = False  # few slots: effort for all that may be best
     runs: int = 0
+    spent: int = 0
+    may_add: bool = False  # effort, once it is known how long a run is
     grain: int = 1  # slots that change hands together, and workers that one stands for
     best: Scored | None = None
     loads: dict[str, float] = field(default_factory=dict)
@@ -504,7 +510,7 @@ class _Search:
     # --- choosing -----------------------------------------------------------------------------------------------------
     def look_around(self) -> None:
         """Each layout once, with whole micro-batches and with small ones, which stream; the most promising first."""
-        reserve, first = self.effort // 2, {}
+        first: dict[Layout, tuple[float, float, int, Candidate]] = {}
         of_layout: dict[Layout, list[tuple[float, int, Candidate]]] = {}
         for entry in self.queue:
             of_layout.setdefault(_layout(entry[2]), []).append(entry)
@@ -513,16 +519,23 @@ class _Search:
             estimates = [self._about(entry[2], entry[0]) for entry in least]
             at = min(range(len(least)), key=estimates.__getitem__)
             first[layout] = (estimates[at], *least[at])
-        for about, least_score, _, candidate in sorted(first.values()):
-            if self.effort <= reserve or (self.best and self._within(candidate, about) > self._longest(candidate)):
+        # All in turns and all side by side come first and cost nothing of the effort: a plan is never worse than what a
+        # person would have written.
+        other = [len(layout) > 1 and any(len(names) > 1 for names in layout) for layout in first]
+        for is_other, (about, least_score, _, candidate) in sorted(zip(other, first.values(), strict=True)):
+            is_longer = self.best is not None and self._within(candidate, about) > self._longest(candidate)
+            if self.effort <= self.spent or (is_longer and is_other):
                 break
+            before = self.effort
             if self.best is None or least_score <= self.best.score:
                 streamed = _streamed(self.problem, candidate)
-                if self.is_thorough or self.runs < 2 * BOTH:
+                if not is_other or self.is_thorough or self.runs < 2 * BOTH:
                     self._try(candidate, worse=WORSE)
                 elif self._about(streamed, least_score) > about:
                     streamed = candidate
                 self._try(streamed, worse=WORSE)
+            if not is_other:
+                self.effort = max(self.effort, before)
 
     def _longest(self, candidate: Candidate) -> float:
         return self._within(candidate, self.best.score) * WORSE if self.best else inf
@@ -769,14 +782,21 @@ class _Search:
         try:
             prediction = simulate(self.problem, candidate, classes=self._classes(candidate), limit_ms=limit)
         except Aborted as left:
-            self.effort -= SET_UP + left.moves
+            self._took(SET_UP + left.moves)
             return None
-        self.effort -= SET_UP + prediction.effort
+        self._took(SET_UP + prediction.effort)
         scored = self._scored(candidate, prediction)
         self.scored.append(scored)
         if self.best is None or scored.key < self.best.key:
             self.best = scored
         return scored
+
+    def _took(self, moves: int) -> None:
+        self.effort -= moves
+        self.spent += moves
+        if self.may_add:
+            self.may_add = False
+            self.effort = max(self.effort, min(MOST_EFFORT, FEWEST_RUNS * moves) - moves)
 
     def _scored(self, candidate: Candidate, prediction: Prediction) -> Scored:
         paid = candidates.paid(self.problem, candidate)

@@ -51,7 +51,7 @@ def write(
     revision: int,
     reason: PlanReasonModel,
     based_on: BasedOn | None = None,
-    instead_of: Sequence[Standing] = (),
+    instead_of: Sequence[StandingRegion] = (),
 ) -> RLPlanSpec | None:
     """`instead_of`: regions of the plan in force, whose workers stay where they are as far as the candidate has them
     too, unless that costs a pod. None: a worker of several slots finds no pod that has them side by side."""
@@ -94,7 +94,7 @@ def write(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingRegion:
     """A region of a plan with its slots, and those of each role's workers there, in the order of their ranks."""
 
     region: Region
@@ -110,7 +110,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    regions: tuple[Standing, ...]
+    regions: tuple[StandingRegion, ...]
 
     def pods(self, problem: PlanProblem) -> tuple[int, ...]:
         """Up to the last slot that somebody has."""
@@ -128,7 +128,7 @@ class _Laid:
                     yield role.name, list(placed.workers[role.name])
 
 
-def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standing]) -> _Laid | None:
+def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[StandingRegion]) -> _Laid | None:
     """Regions that stand keep their slots; the others get the first that are left, wide workers before narrow ones:
     behind a region of an odd size they would not lie within a pod any more."""
     there, kept, rest = list(stands), [], []
@@ -157,7 +157,7 @@ def _layout(problem: PlanProblem, candidate: Candidate, stands: Sequence[Standin
         if any(places is None for places in workers.values()):
             return None
         found = {name: places for name, places in workers.items() if places is not None}
-        kept.append(Standing(region, tuple(slot for of_pool in slots for slot in of_pool), found))
+        kept.append(StandingRegion(region, tuple(slot for of_pool in slots for slot in of_pool), found))
     return _Laid(tuple(kept))
 
 
@@ -244,11 +244,11 @@ def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
     return Candidate(regions=regions, choices=choices, stages=max(placed.stages.values(), default=1))
 
 
-def stands(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> tuple[Standing, ...]:
+def stands(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> tuple[StandingRegion, ...]:
     """Who is where in a plan that exists: lease sets first, then who has slots of its own, in the problem's order."""
     placed = placement.resolve(plan, job)
     at = {pool.name: i for i, pool in enumerate(problem.pools)}
-    found: list[Standing] = []
+    found: list[StandingRegion] = []
     inside = {worker_id for lease in placed.lease_sets for turn in lease.turns for worker_id in turn.workers}
     for lease in placed.lease_sets:
         workers = {turn.role: [w for w in placed.workers if w.id in turn.workers] for turn in lease.turns}
@@ -258,13 +258,15 @@ def stands(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> tuple[Stan
         ]
         region = Region(_count((slot.pool for slot in lease.slots), at), tuple(turns))
         own = {name: _slots(of_role) for name, of_role in workers.items()}
-        found.append(Standing(region, tuple(lease.slots), own, lease.name))
+        found.append(StandingRegion(region, tuple(lease.slots), own, lease.name))
     for role in problem.roles:
         alone = [w for w in placed.of_role(role.name) if w.id not in inside]
         if alone:
             slots = _slots(alone)
             turn = PlannedTurn(role.name, _count((w.slots[0].pool for w in alone), at))
-            found.append(Standing(Region(_count((s.pool for s in slots), at), (turn,)), slots, {role.name: slots}))
+            found.append(
+                StandingRegion(Region(_count((s.pool for s in slots), at), (turn,)), slots, {role.name: slots})
+            )
     return tuple(found)
 
 

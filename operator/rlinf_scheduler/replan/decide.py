@@ -281,8 +281,10 @@ class _Decision(Known):
 
     def _total_s(self, other: Other) -> float:
         """Of the steps that are left. What was never in force has to promise MIN_GAIN more than what it would replace,
-        twice that after each plan that was rolled back; what was in force, more than the noise."""
-        margin = MIN_GAIN * 2 ** len(self._rolled_back) if other.is_new else WORSE
+        twice that after each plan that was rolled back; what was in force, more than the noise, unless what it replaces
+        was there to be measured only."""
+        was_probe = self.plan.reason.code is PlanReason.PROBE
+        margin = MIN_GAIN * 2 ** len(self._rolled_back) if other.is_new else 0.0 if was_probe else WORSE
         return (1 + margin) * other.worth_s * self.remaining + SAFETY * other.change_s
 
     def _price(self, plan: RLPlanSpec) -> float:
