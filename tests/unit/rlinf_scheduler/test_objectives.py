@@ -200,7 +200,7 @@ def test_the_plan_in_force_is_where_a_search_begins():
 
 
 # --- many slots -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("slots", "most_moves"), [(8, 36_000), (64, 52_000), (512, 58_000), (10_000, 58_000)])
+@pytest.mark.parametrize(("slots", "most_moves"), [(8, 36_000), (64, 58_000), (512, 58_000), (10_000, 58_000)])
 def test_a_plan_of_many_slots_takes_no_more_moves_than_one_of_few(slots, most_moves):
     """The bench's problem has as many units as slots, so that a good plan takes as long on 64 as on 10,000."""
     answer = found(bench.problem(slots))
