@@ -22,7 +22,7 @@ import contextlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -138,7 +138,9 @@ class Peer:
 
 _STALE: Final = "stale: "  # a dial that need not be tried again
 
-Handler = Callable[[Peer, Any, Message], None]
+Handler = Callable[[Peer, Any, Message], Awaitable[None] | None]
+"""What is returned is waited for before the link's next message is read: who works beside the event loop is not sent
+more than it has worked off."""
 
 
 class PeerLinks:
@@ -375,8 +377,8 @@ class PeerLinks:
                 elif kind is frames.Close:
                     if (heard := hearing.get(frame.conversation)) is not None:  # type: ignore[union-attr]
                         heard.on_close()
-                else:
-                    handlers[kind](peer, frame, message)
+                elif (working := handlers[kind](peer, frame, message)) is not None:
+                    await working
                 del message  # the next may be long in coming, and this one may be a view into the ring
         except LinkBroken as error:
             # Links say it at INFO themselves.

@@ -15,6 +15,7 @@ not free in time costs another arena, up to MAX_ARENAS; then memory that is not 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import mmap
@@ -98,12 +99,18 @@ def _lives(pid: int) -> bool:
 
 
 class Arenas:
-    """One worker's. Not thread-safe, but for the death of views."""
+    """One worker's, in its event loop, but for the death of views, and for one `take` at a time in a thread."""
 
     def __init__(self, shm_dir: str | None) -> None:
         self._shm_dir = shm_dir
         self._kept: list[Arena] = []
+        self._making = asyncio.Lock()
         self._mapped: dict[tuple[int, int], Arena] = {}
+
+    async def taken(self, nbytes: int) -> Arena:
+        """As `take`, which works in a thread where it takes long."""
+        async with self._making:
+            return await asyncio.to_thread(self.take, nbytes) if self.makes(nbytes) else self.take(nbytes)
 
     def take(self, nbytes: int) -> Arena:
         """Held once, with whatever was in it. Reserving shared memory takes 0.4 s per GB, the first time."""
@@ -115,13 +122,14 @@ class Arenas:
         fitting = [a for a in idle if nbytes <= a.nbytes <= 2 * nbytes]
         if fitting:
             found = min(fitting, key=lambda a: a.nbytes)
-        else:
-            if idle and len(self._kept) >= MAX_ARENAS:
-                self._kept.remove(idle[0])
-            found = self._make(nbytes)
-            if len(self._kept) < MAX_ARENAS:
-                self._kept.append(found)
+            found.held = 1
+            return found
+        if idle and len(self._kept) >= MAX_ARENAS:
+            self._kept.remove(idle[0])
+        found = self._make(nbytes)
         found.held = 1
+        if len(self._kept) < MAX_ARENAS:
+            self._kept.append(found)
         return found
 
     def makes(self, nbytes: int) -> bool:

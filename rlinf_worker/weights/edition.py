@@ -22,7 +22,7 @@ import xxhash
 from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
-from rlinf_worker.weights.arena import Arena, Arenas
+from rlinf_worker.weights.arena import Arena
 from rlinf_worker.weights.planning import TensorEntry, TensorPart
 
 PART_BYTES: Final = 4 << 20
@@ -181,9 +181,11 @@ class Edition:
     @property
     def _filled(self) -> int:
         """Everything of the memory below this is there."""
-        while self._filled_parts < len(self._own) and self._own_hashes[self._filled_parts] is not None:
-            self._filled_parts += 1
-        return self._own[self._filled_parts - 1].source_end if self._filled_parts else 0
+        parts = self._filled_parts
+        while parts < len(self._own) and self._own_hashes[parts] is not None:
+            parts += 1
+        self._filled_parts = parts  # set at once: two threads may be asking
+        return self._own[parts - 1].source_end if parts else 0
 
     @property
     def checksum(self) -> int:
@@ -232,6 +234,10 @@ class Edition:
         opened.copied(done)
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
+    def has_hashes(self, view: bytes) -> bool:
+        """Of what is here. Else they are made when they are asked for, which takes as long as reading it."""
+        return self.is_whole and view == planning.RAW_WHOLE
+
     def _parts(self, view: bytes) -> list[TensorPart]:
         return planning.parts_of(self.catalog, view, sources=self.sources, part_bytes=self.part_bytes)
 
@@ -241,7 +247,7 @@ class Edition:
 
     def hash_of(self, view: bytes, index: int) -> int | None:
         """None: not here yet."""
-        if self.is_whole and view == planning.RAW_WHOLE:
+        if self.has_hashes(view):
             return self._own_hashes[index]
         known = self._hashes.setdefault(view, {})
         found = known.get(index)
@@ -364,14 +370,10 @@ class Assembly:
                 out[entry.name] = self.plain[entry.name]
         return out
 
-    def lie_in(self, mapped: Arena | None, arenas: Arenas) -> None:
-        """In the source's memory, where there is one laid out as this is to be, else in an arena of its own."""
-        self.adopted = mapped is not None
-        if mapped is None:
-            self.arena = arenas.take(self.memory.nbytes)
-        else:
-            self.arena = mapped
-            mapped.held += 1
+    def lie_in(self, arena: Arena, *, adopted: bool = False) -> None:
+        """In one that was taken for it, or in the source's memory, where that is laid out as this is to be."""
+        self.arena, self.adopted = arena, adopted
+        arena.held += adopted
 
     def let_go(self) -> None:
         """Gives the memory back, as far as this object is concerned; arrays over it keep it."""
@@ -380,6 +382,9 @@ class Assembly:
             self.arena.held -= 1
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
+    def has_hashes(self, view: bytes) -> bool:
+        return True
+
     def numbers(self, view: bytes) -> Sequence[int]:
         return range(len(self.parts)) if view == self.view else range(0)
 
@@ -394,4 +399,4 @@ class Assembly:
 
 
 Holding = Edition | Assembly
-"""A version that can be passed on, as far as it is here. By subscribers, in one event loop."""
+"""A version that can be passed on, as far as it is here. By subscribers."""

@@ -43,6 +43,7 @@ def free(peer: Peer, version: PolicyVersion) -> None:
 class Feed:
     peer: Peer
     kind: str
+    sends: PolicyVersion | None = None  # what it said is to come, and has a place here; other parts are not looked at
     mapped: Arena | None = None  # the version under way lies there
     base: Assembly | None = None
     watch: asyncio.Task[None] | None = None
@@ -143,7 +144,7 @@ class Feeds:
     def forget_version(self) -> None:
         """None is under way: what they had of it, and what it built on, is nothing of theirs any more."""
         for feed in self.all.values():
-            feed.mapped = feed.base = None
+            feed.sends = feed.mapped = feed.base = None
 
 
 class Borrowed:

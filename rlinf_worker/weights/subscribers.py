@@ -277,6 +277,8 @@ class Subscribers:
         """False: the version was replaced, or found wrong, half-way."""
         assert holding.arena is not None
         version, is_mapped = holding.version, self._is_mapped(sub, holding)
+        if not holding.has_hashes(sub.view):
+            await asyncio.to_thread(holding.numbers, sub.view)  # they are kept; to plan them takes long
         memory = holding.arena.lend()
         base = None if is_mapped else self._base(sub, holding)
         if is_mapped:
@@ -287,7 +289,8 @@ class Subscribers:
             if holding.dead:
                 return False
             first = numbers[index]
-            hashes = list(self._here(holding, sub.view, numbers[index : index + WINDOW_PARTS]))
+            here = self._here(holding, sub.view, numbers[index : index + WINDOW_PARTS])
+            hashes = list(here) if holding.has_hashes(sub.view) else await asyncio.to_thread(list, here)
             if not hashes:
                 await self._moved.wait()
                 continue

@@ -10,7 +10,8 @@ A frame is delivered in the loop's next turn, after `net.change` has had a look 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from rlinf_worker.links.peers import Peer, PeerLinks
 from rlinf_worker.spans import Recorder
 from rlinf_worker.weights.channel import WeightsChannel
 
+Working = Awaitable[None] | None
 Change = Callable[["WeightsNode", "WeightsNode", Any, list[bytes]], bool]
 """(from, to, frame, buffers) -> whether it is delivered; buffers may be altered in place."""
 
@@ -64,6 +66,7 @@ class WeightsNode:
         self.handlers: dict[Any, Any] = {}
         self.on_unreachable: list[Any] = []
         self.errors: list[BaseException] = []
+        self.arrived: dict[str, deque[tuple[bytes, list[bytes]]]] = {}  # by who sent it: what has not been looked at
         self.all: dict[str, Peer] = {}
         self.host = Host(
             worker=endpoint.worker, role=endpoint.worker.partition("/")[0], peers=cast(PeerLinks, self), waits=Waits(),
@@ -98,6 +101,7 @@ class WeightsNet:
         self.gang: list[Endpoint] = []
         self.said: list[tuple[str, str, Any]] = []
         self.frozen: set[str] = set()
+        self._working: set[asyncio.Task[None]] = set()
         self.change: Change = lambda *_: True
 
     def node(self, worker: str, *, pod: str, rank: int = 0) -> WeightsNode:
@@ -129,11 +133,34 @@ class WeightsNet:
             asyncio.get_running_loop().call_soon(self._arrive, here, there, message.head, buffers)
 
     def _arrive(self, here: WeightsNode, there: WeightsNode, head: bytes, buffers: list[bytes]) -> None:
+        arrived = there.arrived.get(here.endpoint.worker)
+        if arrived is not None:
+            arrived.append((head, buffers))  # behind one that is being worked off
+        elif (working := self._handle(here, there, head, buffers)) is not None:
+            there.arrived[here.endpoint.worker] = deque()
+            task = asyncio.get_running_loop().create_task(self._work_off(here, there, working))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+
+    async def _work_off(self, here: WeightsNode, there: WeightsNode, first: Awaitable[None]) -> None:
+        try:
+            await first
+            while arrived := there.arrived[here.endpoint.worker]:
+                if (working := self._handle(here, there, *arrived.popleft())) is not None:
+                    await working
+        except Exception as error:  # noqa: BLE001  as links do
+            there.host.fatal(error)
+        finally:
+            del there.arrived[here.endpoint.worker]
+
+    def _handle(self, here: WeightsNode, there: WeightsNode, head: bytes, buffers: list[bytes]) -> Working:
         peer = there.peer(here.endpoint.worker)
-        if there.endpoint.worker not in self.frozen and peer.link is not None and there.endpoint.worker in self.nodes:
-            frame = frames.decode(head)
-            message = Message(head, buffers=[memoryview(bytearray(b)) for b in buffers])
-            there.handlers[type(frame)](peer, frame, message)
+        if there.endpoint.worker in self.frozen or peer.link is None or there.endpoint.worker not in self.nodes:
+            return None
+        frame = frames.decode(head)
+        message = Message(head, buffers=[memoryview(bytearray(b)) for b in buffers])
+        working: Working = there.handlers[type(frame)](peer, frame, message)
+        return working
 
     def freeze(self, node: WeightsNode) -> None:
         """It says and hears nothing more; its links stay as they are."""

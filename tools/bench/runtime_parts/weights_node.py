@@ -142,11 +142,11 @@ class Node:
         kind = next(k for k in handlers if k.__name__ == "WeightsParts")
         handle, left = handlers[kind], [c["times"]]
 
-        def turned(peer: Peer, frame: Any, message: Any) -> None:
+        def turned(peer: Peer, frame: Any, message: Any) -> Any:
             if left[0]:
                 left[0] -= 1
                 frame.hashes[0] ^= 1
-            handle(peer, frame, message)
+            return handle(peer, frame, message)
 
         handlers[kind] = turned
         return {}

@@ -185,6 +185,27 @@ async def test_frames_go_to_the_ends_of_their_conversation_and_all_others_to_the
     assert (others.told, got) == ([], [(peer, pull, frames.encode(pull))])
 
 
+async def test_a_handler_that_works_beside_the_loop_holds_up_its_own_link_and_no_other(links, door):
+    got, done = [], asyncio.Event()
+
+    async def work(peer, frame, message):
+        got.append((peer.worker, frame.channel))
+        if frame.channel == "slow":
+            await done.wait()
+
+    links.handlers[frames.Pull] = work
+    (_, link), (_, other) = await linked(links, door, "b"), await linked(links, door, "c")
+    link.arrives(frames.Pull("slow", []))
+    link.arrives(frames.Pull("next", []))
+    await until(lambda: got)
+    other.arrives(frames.Pull("there", []))
+    await turns()
+    assert got == [("b", "slow"), ("c", "there")]
+    done.set()
+    await until(lambda: len(got) == 3)
+    assert got[-1] == ("b", "next")
+
+
 async def test_frames_of_conversations_that_are_over_are_nobodys(links, door):
     peer, link = await linked(links, door)
     for frame in (ASK, ANSWER, frames.Close(7)):

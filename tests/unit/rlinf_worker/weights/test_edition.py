@@ -43,7 +43,7 @@ def begin(edition, *, view=planning.RAW_WHOLE):
         V1, catalog=edition.catalog, view=view, plain=edition.plain, sources=edition.sources,
         part_bytes=edition.part_bytes,
     )  # fmt: skip
-    assembly.lie_in(None, Arenas(None))
+    assembly.lie_in(Arenas(None).take(assembly.memory.nbytes))
     return assembly
 
 
