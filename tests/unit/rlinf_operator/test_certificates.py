@@ -56,6 +56,15 @@ def test_a_leaf_is_backdated_as_clocks_differ_and_brings_its_authority():
     assert made.ca_pem
 
 
+def test_a_pool_of_a_long_name_is_cut_where_x509_ends_a_common_name_and_whole_in_its_address():
+    part = f"pool:{'s' * 63}"
+    _, _, certificate = leaf(part)
+    [name] = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    assert name.value == part[:64], "X.520 has no room for more"
+    sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert sans.get_values_for_type(x509.UniformResourceIdentifier) == [names.spiffe_id("team", UID, part)]
+
+
 def test_the_operators_own_certificate_is_for_all_jobs(tmp_path):
     authority = Authority.new(clock=lambda: NOW)
     authority.write_folder(tmp_path / "tls", "operator")

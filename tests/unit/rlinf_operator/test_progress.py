@@ -35,7 +35,8 @@ class Progressing(FakeDrivers):
 @contextlib.asynccontextmanager
 async def running(**settings):
     """(cluster, drivers, the passes so far) of a job that runs."""
-    cluster, passes, made = Cluster(), [], []
+    cluster, passes, took, made = Cluster(), [], [], []
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
     def drivers(on_change):
         made.append(Progressing(on_change))
@@ -44,7 +45,7 @@ async def running(**settings):
     reconciler = Reconciler(
         store=cluster.store, scheduler=Planning(cluster.store), drivers=drivers, authority=AUTHORITY,
         settings=OperatorSettings(coalesce_s=0.0, **settings), clock=lambda: NOW,
-        on_pass=lambda seconds, result: passes.append(asyncio.get_running_loop().time()),
+        on_pass=lambda seconds, result: (passes.append(loop.time()), took.append(seconds)),
     )  # fmt: skip
     task = asyncio.create_task(reconciler.run())
     await cluster.apply(ppo_job())
@@ -55,6 +56,7 @@ async def running(**settings):
     await quiet(passes)
     try:
         yield cluster, made[0], passes
+        assert sum(took) <= loop.time() - began, "one pass after the other"
     finally:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -137,6 +137,17 @@ def test_the_end_of_a_job_tells_what_is_over():
     assert [event["who"] for event in told.events] == ["env/0"]
 
 
+def test_who_came_back_as_the_step_ended_is_told_with_it_and_who_came_later_is_not():
+    told = Told()
+    told.lose(ENV)
+    told.clock.now += 1.0
+    told.back(ENV)
+    told.recoveries.tell(until=told.clock.now - 0.001)
+    assert told.events == []
+    told.recoveries.tell(until=told.clock.now)
+    assert [event["who"] for event in told.events] == ["env/0"]
+
+
 def test_a_new_driver_tells_how_long_nobody_drove_by_the_agents_word():
     told = Told()  # the new driver begins
     told.clock.now += 0.5

@@ -188,6 +188,24 @@ async def test_a_dialer_that_cannot_come_in_goes_on_without(run_dir, monkeypatch
         await thing.close()
 
 
+async def test_a_dialer_whose_link_ends_as_it_comes_in_keeps_no_connection(run_dir, monkeypatch):
+    listener = await listen(run_dir)
+    a, b = await dial(listener)
+    inside, outside = socket.socketpair()
+
+    async def come_in_late(there, ticket):
+        b.abort("the test ends it")
+        await eventually(lambda: a.broken is not None)
+        return inside
+
+    monkeypatch.setattr(door, "come_in", come_in_late)
+    await a._come_in({"port": 9})
+    assert inside.fileno() == -1
+    outside.close()
+    for thing in (a, b, listener):
+        await thing.close()
+
+
 async def test_the_door_lets_nobody_in_without_the_secret_and_nobody_twice(caplog):
     entered: list[socket.socket] = []
     refused = Counter[str]()

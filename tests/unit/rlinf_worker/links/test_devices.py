@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from rlinf_worker.links import cuda, devices
+from rlinf_worker.links import cuda, devices, meet_gpus, nccl
 from rlinf_worker.links.beside import Beside
 from rlinf_worker.links.cuda import Handle, IpcLane
 from rlinf_worker.links.devices import BuffersBeside, Gpu
@@ -219,3 +219,15 @@ async def test_an_ended_lane_lends_nothing_and_wants_nothing(end):
     lane.hear(note("handles", 0, *GOOD))
     lane.hear(note("done", 0))
     assert [why[:20] for why in link.why] == ["it sent a note 'hand", "it sent a note 'done"]
+
+
+async def test_where_no_store_can_be_opened_both_ends_go_by_the_host(monkeypatch):
+    async def no_store(host):
+        return None
+
+    theirs = Gpu(uuid="gpu-1", index=0, nccl="2.27")
+    monkeypatch.setattr(devices, "here", lambda: Gpu(uuid="gpu-0", index=0, nccl="2.27"))
+    monkeypatch.setattr(nccl, "open_store", no_store)
+    hello = {"gpu": {"uuid": theirs.uuid, "index": theirs.index, "nccl": theirs.nccl}}
+    said, _ = await meet_gpus.offer(hello, LinkSettings(), host="127.0.0.1", same_pod=False, may_be_plain=True)
+    assert said == {"way": "host"}

@@ -265,6 +265,25 @@ async def test_a_checkpoint_says_how_many_steps_there_have_been(tmp_path):
     assert written == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
+@pytest.mark.parametrize(("publish_s", "left_s"), [(0.0, 0.001), (0.0004, 0.0006), (0.5, 0.0)])
+async def test_publishing_takes_as_long_as_the_workload_says_and_the_real_one_is_part_of_it(
+    monkeypatch, publish_s, left_s
+):
+    spent: list[float] = []
+
+    async def spend(seconds):
+        spent.append(seconds)
+
+    for role in ("train", "reward"):
+        context = stage_of().context(role, **TIME)
+        desk = Desk(context, figures_of(context))
+        monkeypatch.setattr(desk.pacer, "spend", spend)
+        trainer = Committing(desk, in_turn=lambda: None)
+        await trainer.committed(PolicyVersion(0, 1), publish_s=publish_s)
+        assert (trainer.weights(PolicyVersion(0, 1)) is None) == (role == "reward"), "it has no edge of weights"
+    assert spent == pytest.approx([left_s])
+
+
 async def test_a_round_of_a_gang_lasts_as_long_as_its_largest_part_and_the_sync(monkeypatch):
     stage = stage_of()
     context = stage.context("train", time={"perItemMs": 4.0, "perBatchMs": 1.0}, gang=True, syncMs=8.0)
