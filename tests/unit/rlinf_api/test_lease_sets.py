@@ -62,6 +62,25 @@ def test_roles_load_beside_each_other_where_declared_memory_says_so():
     assert all(not t.beside for t in resolve(plan(lease()), JOB).lease_sets[0].turns), "nothing is known"
 
 
+@pytest.mark.parametrize(("kept", "loads"), [("9Gi", True), ("10Gi", True), ("11Gi", False)])
+def test_what_a_third_role_keeps_while_it_is_off_the_slots_counts_for_who_loads_beside_whom(kept, loads):
+    """Of 80Gi: the peak of rollout, what actor takes to load, and what critic keeps meanwhile."""
+    pool = JOB.pools[0].model_dump(by_alias=True) | {"roles": ["rollout", "actor", "critic"]}
+    critic = {"name": "critic", "kind": "my_module:Critic"}
+    roles = [*(role.model_dump(by_alias=True) for role in JOB.roles), critic]
+    job = RLJobSpec.model_validate(JOB.model_dump(by_alias=True) | {"roles": roles, "pools": [pool]})
+    made = plan(
+        lease(turns=[*TURNS, {"role": "critic"}]),
+        rollout={"memory": {"resident": "30Gi", "peak": "50Gi"}},
+        actor_memory={"memory": {"resident": "20Gi", "peak": "50Gi"}},
+    )
+    workers = [worker.model_dump(mode="json", by_alias=True) for worker in made.workers]
+    memory = {"resident": "60Gi", "peak": "60Gi", "offloaded": kept}
+    workers.append({"role": "critic", "count": 4, "slots": "gpu/0/[0-3]", "memory": memory})
+    made = RLPlanSpec.model_validate(made.model_dump(mode="json", by_alias=True) | {"workers": workers})
+    assert resolve(made, job).lease_sets[0].turns[0].beside == (frozenset({"actor"}) if loads else frozenset())
+
+
 def test_a_role_that_does_not_say_what_it_takes_to_load_loads_beside_nobody():
     part, whole = {"memory": {"peak": "30Gi"}}, {"memory": {"resident": "20Gi", "peak": "40Gi"}}
     found = resolve(plan(lease(), rollout=part, actor_memory=whole), JOB).lease_sets[0]
