@@ -167,6 +167,12 @@ def test_a_key_in_a_uri_is_refused_and_not_repeated():
     assert "secret@" not in found
 
 
+@pytest.mark.parametrize("uri", ["s3://ckpt/a\x01b", "s3://id:secret\x01@ckpt/x"])
+def test_of_a_place_in_a_store_one_thing_is_said_and_nothing_of_paths(uri):
+    [found] = said(spec(checkpoint={"uri": uri}))
+    assert "s3://bucket/prefix" in found
+
+
 def test_a_space_is_a_character_that_a_path_may_have():
     assert list(job_rules.check_uri("uri", "/a b")) == []
 

@@ -1,7 +1,7 @@
 """Degraded=True/PodReplaced is of pods that take the place of others, and of nothing else that starts."""
 
 from rlinf_api.report import DriverState
-from tests.builders import ppo_job
+from tests.builders import make_job, ppo_job
 from tests.builders_plans import pin, plan, running
 
 WELL = ("False", "Healthy")
@@ -26,6 +26,18 @@ def resumed():
     world.later(60).edit(suspend=False).created()
     assert len(world.status.restarts) == 1, "it still counts"
     return world
+
+
+def test_of_many_pods_that_are_replaced_at_once_eight_are_named():
+    job = make_job("ppo").role("env", "gymnasium", workers=10).role("rollout", "torch").role("actor", "fsdp")
+    world = job.pool("sim", ["env"], pods=10, per_pod=1).pool("train", ["rollout", "actor"], pods=1, per_pod=2).world()
+    world.started()
+    world.step()
+    for n in range(10):
+        world.exited(f"math-sim-{n}-a1", 1)
+    world.later(1).step()
+    assert world.condition("Degraded") == ("True", "PodReplaced")
+    assert len(world.message("Degraded").split("; ")) == 8, "a message has an end"
 
 
 def test_first_pods_of_a_resumed_job_replace_nothing():

@@ -274,6 +274,25 @@ def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
     assert site.told("actor/0") == [("round", ["env:0@1", "env:1@1"])]
 
 
+def test_workers_are_told_of_every_channel_with_its_sizes_and_each_producer_of_its_share():
+    site = Site(Topology(cycles=(ACTIONS,), queues=(SEGMENTS, TRAJECTORIES), weights=(WEIGHTS,)))
+    cycle, weights, segments, trajectories = site.exchange.channel_specs()
+    assert cycle == pb.ChannelSpec(
+        name="actions", mode="Cycle", producer="env", consumer="rollout", micro_batch=1, depth=2
+    ), "no plan says stages: who asks goes by its own"
+    assert weights == pb.ChannelSpec(name=WEIGHTS.channel, mode="Weights", producer="actor", consumer="rollout")
+    whole = {"depth": 2, "mode": "Queue"}
+    assert segments == pb.ChannelSpec(
+        name="segments", consumer="env", micro_batch=1, capacity_units=1024, capacity_bytes=1 << 30, **whole
+    )
+    assert trajectories == pb.ChannelSpec(
+        name="trajectories", producer="env", consumer="actor", micro_batch=2, rounds=True, until_commit=True,
+        capacity_units=512, capacity_bytes=1 << 29, **whole
+    ), "of two envs"  # fmt: skip
+    site.job.placement = replace(site.job.placement, stages={ACTIONS.roles: 3})
+    assert site.exchange.channel_specs()[0].stages == 3
+
+
 def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
     for worker in ("env/0", "env/1", "rollout/0"):
         site.told(worker)
