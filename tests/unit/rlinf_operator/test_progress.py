@@ -38,6 +38,10 @@ async def running(**settings):
     cluster, passes, took, made = Cluster(), [], [], []
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
+    def passed(seconds, result):
+        passes.append(loop.time())
+        took.append(seconds)
+
     def drivers(on_change):
         made.append(Progressing(on_change))
         return made[0]
@@ -45,7 +49,7 @@ async def running(**settings):
     reconciler = Reconciler(
         store=cluster.store, scheduler=Planning(cluster.store), drivers=drivers, authority=AUTHORITY,
         settings=OperatorSettings(coalesce_s=0.0, **settings), clock=lambda: NOW,
-        on_pass=lambda seconds, result: (passes.append(loop.time()), took.append(seconds)),
+        on_pass=passed,
     )  # fmt: skip
     task = asyncio.create_task(reconciler.run())
     await cluster.apply(ppo_job())

@@ -281,14 +281,12 @@ def test_workers_are_told_of_every_channel_with_its_sizes_and_each_producer_of_i
         name="actions", mode="Cycle", producer="env", consumer="rollout", micro_batch=1, depth=2
     ), "no plan says stages: who asks goes by its own"
     assert weights == pb.ChannelSpec(name=WEIGHTS.channel, mode="Weights", producer="actor", consumer="rollout")
-    whole = {"depth": 2, "mode": "Queue"}
-    assert segments == pb.ChannelSpec(
-        name="segments", consumer="env", micro_batch=1, capacity_units=1024, capacity_bytes=1 << 30, **whole
-    )
-    assert trajectories == pb.ChannelSpec(
-        name="trajectories", producer="env", consumer="actor", micro_batch=2, rounds=True, until_commit=True,
-        capacity_units=512, capacity_bytes=1 << 29, **whole
-    ), "of two envs"  # fmt: skip
+    queue = pb.ChannelSpec(mode="Queue", consumer="env", micro_batch=1, depth=2)
+    queue.name, queue.capacity_units, queue.capacity_bytes = "segments", 1024, 1 << 30
+    assert segments == queue
+    queue.name, queue.capacity_units, queue.capacity_bytes = "trajectories", 512, 1 << 29
+    queue.producer, queue.consumer, queue.micro_batch, queue.rounds, queue.until_commit = "env", "actor", 2, True, True
+    assert trajectories == queue, "of two envs, each half"
     site.job.placement = replace(site.job.placement, stages={ACTIONS.roles: 3})
     assert site.exchange.channel_specs()[0].stages == 3
 
