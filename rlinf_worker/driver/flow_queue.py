@@ -4,10 +4,12 @@ what the core answers to workers. For: driver.exchange, which has all of them, a
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from rlinf_api import conditions
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -243,7 +245,7 @@ class FlowQueue:
         for age in [age for age in self._made if age <= upto]:
             sizes, most = self._made.pop(age).values(), self.measured
             units, size = max(len(sizes), most.step_units), max(sum(sizes), most.step_bytes)
-            self.measured = replace(most, step_units=units, step_bytes=size)
+            self.measured = dataclasses.replace(most, step_units=units, step_bytes=size)
         self.tickets.close(upto)
         self._partials.close(upto)
 
@@ -261,7 +263,7 @@ class FlowQueue:
         for unit in made:
             self._made.setdefault(unit.age, {})[unit.key] = unit.size_bytes
             if unit.size_bytes > self.measured.largest_bytes:
-                self.measured = replace(self.measured, largest_bytes=unit.size_bytes)
+                self.measured = dataclasses.replace(self.measured, largest_bytes=unit.size_bytes)
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     def full(self, spec: pb.ChannelSpec) -> list[str]:

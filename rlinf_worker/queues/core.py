@@ -12,8 +12,9 @@ method returns what has to be told to whom. Who is given what: queues.matching, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import matching

@@ -98,7 +98,6 @@ class Producing:
             wants_seal=any(parent.wants_seal for parent in parents),
             inline=inline,
             size_bytes=kept.nbytes,
-            parents=tuple(parent.key for parent in parents),
             producer=WorkerId(self._host.worker),
         )
         if not self.shelf.add(unit, kept):

@@ -168,7 +168,7 @@ class JoinedQueues:
             batch = [
                 pb.Unit(
                     key=f"{ticket}/{n}", branch=0, step=1, weight=1.0, bytes=1024, version=pb.PolicyVersion(),
-                    parents=[ticket], tickets=[ticket],
+                    tickets=[ticket],
                 )
                 for ticket in some for n in range(PER_TICKET)
             ]  # fmt: skip

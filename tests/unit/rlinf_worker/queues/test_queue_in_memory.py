@@ -497,7 +497,7 @@ class TestProducing:
             await site.channel.put(1, key=key, parents=[parent])
             site.channel.ack(parent)
         units = site.drained()[0].units
-        assert [(list(one.parents), one.step, one.branch) for one in units] == [(["p"], 4, 1), (["q"], 4, 1)]
+        assert [(one.key, one.step, one.branch) for one in units] == [("a", 4, 1), ("b", 4, 1)]
         site.out.on_held([UnitId(1, "a")])
         assert site.finished == parents[:1]
         site.out.on_released([UnitId(1, "b")])

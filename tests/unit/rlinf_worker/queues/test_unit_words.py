@@ -1,6 +1,6 @@
 """What a unit is on the wire, and back."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
@@ -8,7 +8,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.queues.units import UnitInfo
 
 UNIT = UnitInfo(
-    key="p:3/7", branch=2, step=17, weight=0.0, size_bytes=65_536, version=PolicyVersion(2, 16), parents=("p:3",),
+    key="p:3/7", branch=2, step=17, weight=0.0, size_bytes=65_536, version=PolicyVersion(2, 16),
     producer=WorkerId("env/3"), inline=b"{}", tickets=("p:3", "p:4"), wants_seal=True,
 )  # fmt: skip
 

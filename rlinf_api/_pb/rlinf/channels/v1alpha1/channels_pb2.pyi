@@ -226,7 +226,6 @@ class Unit(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    PARENTS_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     INLINE_FIELD_NUMBER: _builtins.int
     TICKETS_FIELD_NUMBER: _builtins.int
@@ -252,10 +251,6 @@ class Unit(_message.Message):
         """of the weights that made it (the oldest, where several did)"""
 
     @_builtins.property
-    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """lineage keys in the producer's input channel, for chained acknowledgement"""
-
-    @_builtins.property
     def tickets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """keys of the tickets that it comes of; empty: of the one with its own key"""
 
@@ -268,7 +263,6 @@ class Unit(_message.Message):
         weight: _builtins.float | None = ...,
         bytes: _builtins.int = ...,
         version: Global___PolicyVersion | None = ...,
-        parents: _abc.Iterable[_builtins.str] | None = ...,
         producer: _builtins.str = ...,
         inline: _builtins.bytes = ...,
         tickets: _abc.Iterable[_builtins.str] | None = ...,
@@ -277,7 +271,7 @@ class Unit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "version", b"version", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "parents", b"parents", "partial", b"partial", "producer", b"producer", "step", b"step", "tickets", b"tickets", "version", b"version", "wants_seal", b"wants_seal", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "branch", b"branch", "bytes", b"bytes", "inline", b"inline", "key", b"key", "partial", b"partial", "producer", b"producer", "step", b"step", "tickets", b"tickets", "version", b"version", "wants_seal", b"wants_seal", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
