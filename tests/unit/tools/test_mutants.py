@@ -97,6 +97,7 @@ def test_the_mistakes_of_a_line(source, wanted):
         '"""1 < 2"""',
         "logger.warning('a', extra={'b': 1 + 2})",
         "@dataclass(frozen=True)\nclass A: ...",
+        "class A(msgspec.Struct, frozen=True, tag=1): ...",
         "assert a < 3",
         "x: Annotated[int, 3]",
         'x = f"{a + 1}"',

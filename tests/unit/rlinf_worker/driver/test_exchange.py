@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
@@ -76,7 +77,7 @@ class Site:
 
     def made(self, worker: str, key: str, *, branch: int = 0, parent: str | None = None, size: int = 0) -> None:
         step = int(key.split("@")[1])
-        unit = pb.Unit(key=key, branch=branch, step=step, parents=[parent or key], weight=1, bytes=size)
+        unit = pb.Unit(key=key, branch=branch, step=step, weight=1, bytes=size)
         self.exchange.queue("trajectories").announced([unit], producer=WorkerId(worker), after=Age(0, 0))
         self.exchange.match()
 
@@ -227,6 +228,22 @@ def test_what_a_living_peer_does_not_have_is_made_again(site):
     assert site.told("env/0") == [("assign", ["env:0@1"])]
 
 
+def test_of_what_a_consumer_could_not_fetch_only_what_it_names_goes_to_another(site):
+    core = site.exchange.queue("trajectories").core
+    for n in range(2):
+        site.made(f"env/{n}", f"env:{n}@1")
+    site.exchange.match()
+    [(_, given)] = [told for told in site.told("actor/0") if told[0] == "round"]
+    assert given == ["env:0@1", "env:1@1"]
+    again = core.counts["redelivered"]
+    units = pb.Keys(channel="trajectories", branch=0, keys=["env:1@1"])
+    site.exchange.peer_lost(WorkerId("actor/0"), pb.PeerLost(worker="env/0", attempt=1, units=units))
+    assert core.counts["redelivered"] == again, "env/0 has made none of those"
+    units.keys[:] = ["env:0@1"]
+    site.exchange.peer_lost(WorkerId("actor/0"), pb.PeerLost(worker="env/0", attempt=1, units=units))
+    assert core.counts["redelivered"] == again + 1
+
+
 def test_a_cancelled_branch_is_released_by_its_producers_and_cancelled_by_its_consumers(site):
     site.made("env/0", "env:0@1")
     for worker in ("env/0", "env/1", "actor/0"):
@@ -304,6 +321,8 @@ def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
     assert [k for k, _ in site.told("env/0")] == [k for k, _ in site.told("env/1")] == ["unroute"]
     site.exchange.update_routes()
     assert (site.told("env/0"), site.told("env/1")) == ([], []), "it is taken back once"
+    site.exchange.reconnected(WorkerId("env/0"), "env", pb.Hello(), after=START)
+    assert ("unroute" in dict(site.told("env/0")), site.told("env/1")) == (True, []), "to who may not have heard of it"
 
 
 def test_a_route_to_one_that_has_not_said_where_it_listens_names_it_all_the_same(site):
@@ -353,7 +372,7 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     site.members.workers[env_1].state = WorkerState.READY
     site.exchange.queue("segments").core.consumers.credit(env_1, 8)
     assert site.exchange.stand_in(frozenset()) == 0, "what another has in hand stays with it"
-    site.put([replace(u, key=u.key[:-1] + "3", step=3) for u in later])
+    site.put([structs.replace(u, key=u.key[:-1] + "3", step=3) for u in later])
     site.exchange.match()
     assert ("assign", ["env:1@3"]) in site.told("env/1")
     assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
@@ -488,7 +507,7 @@ def test_what_a_filter_ends_for_one_gang_is_made_again_for_the_other():
     site = Site(Topology(queues=(SEGMENTS, TRAJECTORIES, drafts, values)))
     site.exchange.queue("drafts").core.consumers.credit(WorkerId("rollout/0"), 8)
     site.open()
-    draft = pb.Unit(key="env:0@1", branch=0, step=1, parents=["env:0@1"], weight=1)
+    draft = pb.Unit(key="env:0@1", branch=0, step=1, weight=1)
     site.exchange.queue("drafts").announced([draft], producer=ENV, after=Age(0, 0))
     site.exchange.match()
     site.exchange.dropped(WorkerId("rollout/0"), pb.Drop(channel="drafts", key="env:0@1"))
@@ -517,7 +536,7 @@ def test_who_comes_back_with_a_unit_that_nobody_needs_is_told_of_that_one_alone(
     site.told("env/1")
 
     def back(worker: str, *keys: str, after: PolicyVersion = START) -> list[tuple[str, list[str]]]:
-        units = [pb.Unit(key=key, branch=0, step=1, parents=[key], weight=1) for key in keys]
+        units = [pb.Unit(key=key, branch=0, step=1, weight=1) for key in keys]
         taken = [pb.HeldUnit(channel="segments", unit=unit) for unit in units]
         hello = pb.Hello(worker=worker, taken=taken)
         site.exchange.reconnected(WorkerId(worker), "env", hello, after=after)

@@ -298,15 +298,18 @@ async def test_a_plan_that_comes_into_force_while_its_flow_is_asked_is_not_prepa
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
-async def test_a_cycle_that_the_flow_does_not_have_is_refused_by_name():
+async def test_a_cycle_that_the_flow_does_not_have_is_refused_by_name(monkeypatch):
     world = World(elastic(1))
     await world.run_until(lambda: world.driver.job.ledger.committed == 1)
     plan = elastic(2).plan
     cycle = {"roles": ["env", "rolout"], "stages": 2}
     wrong = type(plan).model_validate({**plan.model_dump(by_alias=True), "cycles": [cycle]})
+    monkeypatch.setattr(world.driver.job, "event", event := Mock())
     problem = world.driver.switch.prepare(wrong)
     assert "the flow has no cycle of env and rolout" in problem
     assert "wanted among env and rollout" in problem
+    event.assert_called_with("plan-failed", f"plan revision {wrong.revision} is refused: {problem}", revision=2)
+    monkeypatch.undo()
     right = type(plan).model_validate(
         {**plan.model_dump(by_alias=True), "cycles": [cycle | {"roles": ["rollout", "env"]}]}
     )

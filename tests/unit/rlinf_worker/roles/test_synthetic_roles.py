@@ -186,6 +186,24 @@ async def test_a_hand_over_in_a_cycle_takes_its_hop_what_it_really_took_included
     assert delays == [0.375] * 3, "there, back, and there again"
 
 
+async def test_without_a_hop_nothing_in_a_cycle_is_delayed(monkeypatch):
+    loop, delays = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def noted(delay, callback, *args):
+        delays.append(delay)
+        return call_later(delay, callback, *args)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    stage = a_cycle(1)
+    stage.weights.show(PolicyVersion(0, 5), {})
+    tickets = stage.channel("tickets")
+    tickets.give("w:1/0", {"of": 1, "at": 0}, step=1)
+    async with running(stage.context("sim", **TIME), stage.context("policy", **TIME)):
+        await until(lambda: tickets.acked)
+        assert [delay for delay in delays if 0.01 < delay < 5.0] == [], "but for the tests' own looks and ends"
+
+
 async def test_what_is_cancelled_in_a_cycle_is_dropped_at_both_ends():
     stage = a_cycle(1)
     stage.weights.show(PolicyVersion(0, 0), {})
