@@ -101,6 +101,9 @@ class Driver:
             if not (marks := job.take_marks()):
                 return
             moved = job.take_moved()
+            if marks is Dirty.UNITS:  # nearly always
+                self.exchange.match()
+                continue
             if marks & Dirty.MEMBERS:
                 for gone in self.workforce.take_gone():
                     self._gone(gone)

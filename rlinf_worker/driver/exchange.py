@@ -73,7 +73,8 @@ class Exchange:
         self._behind = {name: tuple(gangs[gang] for gang in topology.gangs_behind(name)) for name in self.queues}
         for gang in self._gangs:
             for end in gang.queues:
-                end.expected, end.core.is_end = gang.steps, True
+                end.expected = gang.steps
+                end.core.end_here()
         self.results = {told.channel: ResultsBook(self._job, told) for told in topology.results}
 
     def queue(self, channel: str) -> FlowQueue:

@@ -17,7 +17,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import labels, messages
-from rlinf_worker.channels.protocol import oldest_version
+from rlinf_worker.channels.protocol import PolicyVersion, oldest_version
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import Members
@@ -122,19 +122,21 @@ class FlowQueue:
         made = [UnitInfo.from_pb(unit, producer=producer) for unit in units]
         late = [unit for unit in made if unit.age <= after]
         news = [unit for unit in made if unit.age > after]
-        self._measure(unit for unit in news if not self.core.knows(unit.id))
         self.core.counts["late"] += len(late)
         self._refuse_stale(news)
-        again = self.core.announce(news)
-        self.tell_producers([*late, *again.duplicates], kind="released")
-        self.tell_producers(again.held, kind="held")
-        known = {unit.id for unit in again.duplicates}
-        self._refuse_strangers(unit for unit in news if unit.id not in known)
+        found = self.core.announce(news)
+        self._measure(found.news)
+        self.tell_producers([*late, *found.duplicates], kind="released")
+        self.tell_producers(found.held, kind="held")
+        self._refuse_strangers(found.news)
 
     def _refuse_stale(self, units: Iterable[UnitInfo]) -> None:
         """Of somebody who gets around `put`, which refuses it. Made again from its ticket, it would be as old."""
+        known: tuple[Age, PolicyVersion] | None = None  # units of one message are mostly alike
         for unit in units:
-            bound = self._job.ledger.max_staleness
+            if (unit.age, unit.version) == known:
+                continue
+            known, bound = (unit.age, unit.version), self._job.ledger.max_staleness
             oldest = oldest_version(unit.step, branch=unit.branch, max_staleness=bound)
             try:
                 labels.check_age(self.spec.channel, key=unit.key, step=unit.step, version=unit.version, oldest=oldest)
@@ -174,7 +176,7 @@ class FlowQueue:
             self._partials.keep(entry.unit.id, entry.unit.age, said.json)
 
     def acked(self, worker: WorkerId, keys: pb.Keys) -> None:
-        for uid in uids_of(keys):
+        for uid in uids_of(keys) if len(self._partials) else ():
             self._partials.forget(uid)
         self.tell_producers(self.core.acked(worker, branch=keys.branch, keys=keys.keys), kind="released")
 
@@ -206,18 +208,20 @@ class FlowQueue:
                 branch=formed.branch,
                 number=formed.number,
                 last=formed.last,
-                units=[u.to_pb() for u in units],
                 total_weight=formed.total_weight,
                 producers=self._producers(units),
                 ended=[ended.to_pb() for ended in formed.ended],
             )
+            for unit in units:
+                unit.written(said.units.add)
             self._sessions.tell(rank, round=said)
 
     def _assign(self, worker: WorkerId, units: Sequence[UnitInfo]) -> None:
-        said = [u.to_pb() for u in units]
-        for unit in said if len(self._partials) else ():
-            unit.partial = self._partials.of(UnitId(unit.branch, unit.key))
-        assign = pb.Assign(channel=self.spec.channel, units=said, producers=self._producers(units))
+        assign = pb.Assign(channel=self.spec.channel, producers=self._producers(units))
+        for unit in units:
+            said = unit.written(assign.units.add)
+            if len(self._partials):
+                said.partial = self._partials.of(unit.id)
         self._sessions.tell(worker, assign=assign)
 
     def _producers(self, units: Iterable[UnitInfo]) -> list[pb.Endpoint]:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from typing import Generic, TypeVar
+
+import msgspec
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
 
 
-@dataclass(slots=True, eq=False)
-class UnitEntry:
+class UnitEntry(msgspec.Struct, eq=False, gc=False):
+    """Neither it nor its unit refers to anything that refers back: of the 200,000 of a step none is the collector's."""
+
     unit: UnitInfo
     arrival: int  # keeps its place when it waits again
     state: UnitState = UnitState.WAITING
@@ -89,9 +90,10 @@ class UnitBook:
         self.known_to: list[News] = []  # who looks at what comes into this queue, and goes
         self.waiting_to: list[News] = []  # at what begins to wait
         self.given_to: list[News] = []  # at what is a consumer's
+        self.is_last = False  # nothing is made of what is here: nobody asks whose tickets are worked on
         self.by_ticket: dict[tuple[Age, str], dict[int, UnitEntry]] | None = None  # what waits, where anybody asks
         self._arrivals = 0
-        self._waiting: dict[Age, dict[int, UnitEntry]] = {}
+        self.waiting_count = 0  # units that no consumer has yet
         self._lines: dict[Age, dict[WorkerId | None, _Line]] = {}  # what may be handed out, by `only`
         self._pinned: dict[WorkerId, None] = {}  # for whom alone something has begun to wait
         self._assigned: dict[Age, int] = {}
@@ -107,7 +109,8 @@ class UnitBook:
         entry = UnitEntry(unit, self._arrivals, state, consumer)
         self._enter(entry)
         self._place(entry)
-        self._work(unit, 1)
+        if not self.is_last:
+            self._work(unit, 1)
         for news in self.known_to:
             news[unit.id] = None
 
@@ -118,7 +121,8 @@ class UnitBook:
             return
         if entry.is_sealed and (state is not UnitState.HELD or consumer != entry.consumer):
             entry.is_sealed = False
-            self._work(entry.unit, 1)
+            if not self.is_last:
+                self._work(entry.unit, 1)
         self._take_away(entry)
         entry.state, entry.consumer, entry.round = state, consumer, number
         self._place(entry)
@@ -126,7 +130,8 @@ class UnitBook:
     def seal(self, entry: UnitEntry) -> None:
         if not entry.is_sealed:
             entry.is_sealed = True
-            self._work(entry.unit, -1)
+            if not self.is_last:
+                self._work(entry.unit, -1)
 
     def change(self, entry: UnitEntry, unit: UnitInfo) -> None:
         """Another description of the same unit."""
@@ -140,7 +145,7 @@ class UnitBook:
         entry = self.entries[uid]
         self._take_away(entry)
         self._leave(entry)
-        if not entry.is_sealed:
+        if not (entry.is_sealed or self.is_last):
             self._work(entry.unit, -1)
         for news in self.known_to:
             news[uid] = None
@@ -170,7 +175,7 @@ class UnitBook:
         """Where its state says that it is."""
         unit = entry.unit
         if entry.state is UnitState.WAITING:
-            self._waiting.setdefault(unit.age, {})[entry.arrival] = entry
+            self.waiting_count += 1
             entry.only, entry.is_ready = self._consumer_of(unit), self.is_ready(unit.id)
             self._join_line(entry)
             if self.by_ticket is not None:
@@ -189,7 +194,7 @@ class UnitBook:
     def _take_away(self, entry: UnitEntry) -> None:
         unit = entry.unit
         if entry.state is UnitState.WAITING:
-            _discard(self._waiting, unit.age, entry.arrival)
+            self.waiting_count -= 1
             self._leave_line(entry)
             if self.by_ticket is not None:
                 _discard(self.by_ticket, (unit.age, unit.first_ticket), entry.arrival)
@@ -288,23 +293,18 @@ class UnitBook:
         return sum(len(line.entries) for line in self._lines.get(age, {}).values())
 
     def waiting(self, age: Age) -> list[UnitEntry]:
-        """In order of arrival, ready or not."""
-        return sorted(self._waiting.get(age, {}).values(), key=_ARRIVAL)
+        """In order of arrival, ready or not. Looks at all that is here, as the others do: once a step."""
+        return sorted((entry for entry in self.all_waiting() if entry.unit.age == age), key=_ARRIVAL)
 
     def waiting_of(self, age: Age, ticket: str) -> list[UnitEntry]:
         """Units that come of it first; asked of a queue that keeps them by ticket."""
         return list((self.by_ticket or {}).get((age, ticket), {}).values())
 
     def waiting_upto(self, upto: Age) -> Iterator[UnitEntry]:
-        return chain.from_iterable(entries.values() for age, entries in self._waiting.items() if age <= upto)
+        return (entry for entry in self.all_waiting() if entry.unit.age <= upto)
 
     def all_waiting(self) -> list[UnitEntry]:
-        return list(chain.from_iterable(entries.values() for entries in self._waiting.values()))
-
-    @property
-    def waiting_count(self) -> int:
-        """Units that no consumer has yet."""
-        return sum(map(len, self._waiting.values()))
+        return [entry for entry in self.entries.values() if entry.state is UnitState.WAITING]
 
     def count_assigned(self, age: Age) -> int:
         """On their way to consumers."""
@@ -316,41 +316,39 @@ class Past(Generic[V]):
     their step has committed. Bounded by the units of open steps."""
 
     def __init__(self) -> None:
-        self._known: dict[UnitId, tuple[Age, V]] = {}
+        self.known: dict[UnitId, tuple[Age, V]] = {}
+        """To be asked whether it has a unit, and changed by nobody else."""
         self._of_ticket: dict[UnitId, list[UnitId]] = {}  # where a unit has another key than its ticket
         self._closed = Age(0, 0)  # units up to here are remembered no more
 
-    def __contains__(self, uid: UnitId) -> bool:
-        return uid in self._known
-
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
     def get(self, uid: UnitId) -> V | None:
-        known = self._known.get(uid)
+        known = self.known.get(uid)
         return known[1] if known is not None else None
 
     def add(self, unit: UnitInfo, what: V) -> None:
         if unit.age > self._closed:
-            self._known[unit.id] = unit.age, what
+            self.known[unit.id] = unit.age, what
             for ticket in unit.tickets:
                 self._of_ticket.setdefault(UnitId(unit.branch, ticket), []).append(unit.id)
 
     def pop(self, uid: UnitId) -> V | None:
         """It comes once more, or has come."""
-        known = self._known.pop(uid, None)
+        known = self.known.pop(uid, None)
         return known[1] if known is not None else None
 
     def pop_ticket(self, ticket: UnitId) -> list[UnitId]:
         """All that has come of it comes once more: what that was."""
         uids = (ticket, *self._of_ticket.pop(ticket, ()))
-        return [uid for uid in uids if self._known.pop(uid, None) is not None]
+        return [uid for uid in uids if self.known.pop(uid, None) is not None]
 
     def drop(self, is_over: Callable[[V], bool]) -> None:
-        self._known = {uid: known for uid, known in self._known.items() if not is_over(known[1])}
+        self.known = {uid: known for uid, known in self.known.items() if not is_over(known[1])}
 
     def close(self, upto: Age) -> None:
         self._closed = max(self._closed, upto)
-        self._known = {uid: known for uid, known in self._known.items() if known[0] > upto}
-        known = ((ticket, [uid for uid in uids if uid in self._known]) for ticket, uids in self._of_ticket.items())
+        self.known = {uid: known for uid, known in self.known.items() if known[0] > upto}
+        known = ((ticket, [uid for uid in uids if uid in self.known]) for ticket, uids in self._of_ticket.items())
         self._of_ticket = {ticket: uids for ticket, uids in known if uids}

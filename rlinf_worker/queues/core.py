@@ -26,8 +26,9 @@ from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitIn
 
 
 class Announced(NamedTuple):
-    """What its producers are told of it at once."""
+    """What was not known before, and what its producers are told at once."""
 
+    news: list[UnitInfo]
     duplicates: list[UnitInfo]  # which they may free
     held: list[UnitInfo]  # a consumer has it from one who is gone; who made it again keeps it for the next
 
@@ -43,10 +44,12 @@ class QueueCore:
     ) -> None:
         """`first_round`: of every step; higher in a newer driver, so that its rounds are never taken for older ones."""
         self.micro_batch, self.rounds = micro_batch, rounds
-        self.is_end = rounds  # units end here: they are what a step waits for
         self.consumers = Consumers()
         self.book = UnitBook(consumer_of=self.consumers.consumer_of)
         self.consumers.on_ranked = self._look_at_all
+        self.is_end = False
+        if rounds:
+            self.end_here()
         self._parts: list[QueueCore] = []  # of queues that join this one: they have a part of each of its units
         self._first: QueueCore | None = None  # which this one joins
         self._news: News = {}  # units of which another queue knows more, or less, than when they were looked at
@@ -59,6 +62,10 @@ class QueueCore:
         )
         self._again: list[UnitInfo] = []
         self.counts = dict.fromkeys(COUNTED, 0)
+
+    def end_here(self) -> None:
+        """Its units are what a step waits for, and nothing is made of them."""
+        self.is_end = self.book.is_last = True
 
     # --- who goes -----------------------------------------------------------------------------------------------------
     def remove_consumer(self, consumer: WorkerId) -> list[UnitInfo]:
@@ -123,7 +130,7 @@ class QueueCore:
 
     # --- units --------------------------------------------------------------------------------------------------------
     def announce(self, units: Iterable[UnitInfo]) -> Announced:
-        duplicates, held = list[UnitInfo](), list[UnitInfo]()
+        news, duplicates, held = list[UnitInfo](), list[UnitInfo](), list[UnitInfo]()
         for unit in units:
             known = self.book.get(unit.id)
             if known is not None and known.unit.producer == GONE != unit.producer:
@@ -131,31 +138,33 @@ class QueueCore:
                 self.book.change(known, replace(known.unit, producer=unit.producer))
                 held.append(known.unit)
                 continue
-            is_known = unit.id in self._finished or (known is not None and known.unit.producer != unit.producer)
+            is_known = unit.id in self._finished.known or (known is not None and known.unit.producer != unit.producer)
             if is_known or (known is None and self._is_another_draw(unit)):
                 duplicates.append(unit)
             elif known is None:
                 self.book.add(unit)
-                self._end_here(unit)
-                if not self.rounds:
+                if self.is_end:
+                    self.steps.at(unit.age).know(unit)
+                if len(self._on_the_way) and not self.rounds:
                     self._on_the_way.pop(unit.id)
-                self.counts["announced"] += 1
+                news.append(unit)
             elif unit.producer == INLINE:
                 self.book.change(known, unit)  # a consumer that restored it could not say its affinity
+        self.counts["announced"] += len(news)
         self.counts["duplicates"] += len(duplicates)
-        return Announced(duplicates, held)
+        return Announced(news, duplicates, held)
 
     def _is_another_draw(self, unit: UnitInfo) -> bool:
         """Its ticket was worked on twice, and has all its units from the other time."""
-        step = self.steps.of(unit.age) if self.is_end else None
-        return step is not None and step.is_too_many(unit) and step.is_again(unit)
+        if not self.is_end or (step := self.steps.of(unit.age)) is None:
+            return False
+        return step.is_too_many(unit) and step.is_again(unit)
 
-    def _end_here(self, unit: UnitInfo, *, is_given: bool = False) -> None:
+    def _given_here(self, unit: UnitInfo) -> None:
         if self.is_end:
             step = self.steps.at(unit.age)
             step.know(unit)
-            if is_given:
-                step.give(unit.key)
+            step.give(unit.key)
 
     def rehome(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
         """With another affinity than before; what is handed out already stays where it is. Returns those that wait."""
@@ -170,12 +179,12 @@ class QueueCore:
         return step is not None and all(map(step.has_all, unit.of_tickets))
 
     def knows(self, uid: UnitId) -> bool:
-        return uid in self.book.entries or uid in self._finished
+        return uid in self.book.entries or uid in self._finished.known
 
     def restore_held(self, consumer: WorkerId, unit: UnitInfo) -> bool:
         """A reconnecting consumer says that it has this unit, unacknowledged. False: nobody needs it there."""
         entry = self.book.get(unit.id)
-        if unit.id in self._finished:
+        if unit.id in self._finished.known:
             return False
         if entry is not None and entry.consumer not in (None, consumer):
             return True  # another has it: whoever finishes what it makes of it first, wins
@@ -188,7 +197,7 @@ class QueueCore:
         else:
             self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
         self._on_the_way.pop(unit.id)
-        self._end_here(unit, is_given=True)
+        self._given_here(unit)
         return True
 
     def sealed(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> None:
@@ -243,7 +252,7 @@ class QueueCore:
                 else:
                     self.book.move(entry, UnitState.HELD, consumer=consumer)
                     news.append(entry.unit)
-                self._end_here(way[0], is_given=True)
+                self._given_here(way[0])
         return news
 
     def acked(self, consumer: WorkerId, *, branch: int, keys: Iterable[str], count: str = "acked") -> list[UnitInfo]:

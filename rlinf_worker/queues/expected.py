@@ -89,7 +89,7 @@ class StepUnits:
 
     def seal(self, ticket: str, *, sealed: bool) -> None:
         """Nobody works on anything of it (any more, or for now)."""
-        known = self._tickets.setdefault(ticket, _Ticket())
+        known = self._tickets.get(ticket) or self._begun(ticket)
         if known.sealed is not sealed:
             known.sealed = sealed
             self._look_at((ticket,))
@@ -102,7 +102,7 @@ class StepUnits:
             self._begin_sequence()
         self._of[unit.key] = unit.of_tickets
         for ticket in unit.of_tickets:
-            self._tickets.setdefault(ticket, _Ticket()).keys[unit.key] = None
+            (self._tickets.get(ticket) or self._begun(ticket)).keys[unit.key] = None
         self._look_at(unit.of_tickets)
 
     def forget(self, unit: UnitInfo) -> None:
@@ -129,7 +129,7 @@ class StepUnits:
         so_far = before.units if before is not None else 0
         self.ended[unit.key] = Ended(key=unit.key, tickets=short, units=so_far + units)
         for ticket in short:
-            known = self._tickets.setdefault(ticket, _Ticket())
+            known = self._tickets.get(ticket) or self._begun(ticket)
             known.ended += units
             known.is_again = True
         self._look_at(short)
@@ -141,6 +141,10 @@ class StepUnits:
     def take_back(self, key: str) -> None:
         self.handed_out.discard(key)
         self._cursor = 0
+
+    def _begun(self, ticket: str) -> _Ticket:
+        made = self._tickets[ticket] = _Ticket()
+        return made
 
     def _look_at(self, tickets: Iterable[str]) -> None:
         for ticket in tickets:
@@ -158,7 +162,7 @@ class StepUnits:
     def again(self, tickets: Iterable[str]) -> None:
         """These are worked on a second time."""
         for ticket in tickets:
-            self._tickets.setdefault(ticket, _Ticket()).is_again = True
+            (self._tickets.get(ticket) or self._begun(ticket)).is_again = True
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def _is_full(self, ticket: str, units: int | None) -> bool:
@@ -204,11 +208,6 @@ class StepUnits:
     def is_again(self, unit: UnitInfo) -> bool:
         return any(ticket in self._tickets and self._tickets[ticket].is_again for ticket in unit.of_tickets)
 
-    def foreign(self, unit: UnitInfo) -> str:
-        """Whether it comes of a ticket that the step does not have; empty: it does not, as far as the flow has said."""
-        ticket = self._foreign(unit)
-        return "" if ticket is None else f"of ticket {ticket!r}, which is none of the step"
-
     def _foreign(self, unit: UnitInfo) -> str | None:
         if self.is_open:
             for ticket in unit.of_tickets:
@@ -218,9 +217,9 @@ class StepUnits:
 
     def stranger(self, unit: UnitInfo) -> str:
         """Why no round will ever have it; empty: one will."""
-        if foreign := self.foreign(unit):
-            return foreign
         for ticket in unit.of_tickets if self.is_open else ():
+            if ticket not in self.wanted:
+                return f"of ticket {ticket!r}, which is none of the step"
             units = self.wanted[ticket]
             count = len(self._tickets[ticket].keys) if ticket in self._tickets else 0
             if units is not None and count + (unit.key not in self._of) > units:

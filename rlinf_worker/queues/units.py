@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -46,7 +46,7 @@ class Age(NamedTuple):
         return cls(branch, sys.maxsize)
 
 
-class UnitInfo(msgspec.Struct, frozen=True, kw_only=True):
+class UnitInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One unit without its payload.
 
     UnitInfo(key="env:3@17", branch=2, step=17, weight=128.0, size_bytes=65_536, version=PolicyVersion(2, 16),
@@ -103,7 +103,11 @@ class UnitInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_pb(self) -> pb.Unit:
-        return pb.Unit(
+        return self.written(pb.Unit)
+
+    def written(self, made: Callable[..., pb.Unit]) -> pb.Unit:
+        """`unit.written(assign.units.add)`: where it is to be, without a copy."""
+        return made(
             key=self.key,
             branch=self.branch,
             step=self.step,

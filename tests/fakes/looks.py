@@ -25,8 +25,6 @@ def counted_looks() -> Iterator[Callable[[], int]]:
     count = 0
 
     class Entry(book.UnitEntry):
-        __slots__ = ()
-
         def __getattribute__(self, name: str) -> Any:
             nonlocal count
             count += 1

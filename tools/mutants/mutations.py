@@ -88,7 +88,7 @@ class _Finder(ast.NodeVisitor):
     def visit_arg(self, node: ast.arg) -> None: ...
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Its keywords (`frozen=True`, `array_like=True`) lay a type out, for the type checker and both ends of a wire."""
+        """Its keywords (`frozen=True`, `array_like=True`) lay a type out, for type checkers and both ends of a wire."""
         for part in [*node.decorator_list, *node.bases, *node.body]:
             self.visit(part)
 

@@ -474,6 +474,17 @@ def test_a_unit_of_weights_that_are_too_old_for_its_step_ends_the_job_with_a_sen
     assert failed == [("UserError", sentence)]
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_of_many_units_in_one_message_the_one_that_is_too_old_is_found(at):
+    site, failed = Site(), list[str]()
+    site.job.fail = lambda reason, message, failure=None: failed.append(message)  # type: ignore[method-assign]
+    made = [pb.Unit(key=f"env:{n}@2", step=2, version=pb.PolicyVersion(number=1)) for n in range(3)]
+    made[at].version.number = 0
+    site.exchange.announced("trajectories", made, producer=ENV, after=Age.at(START))
+    assert len(failed) == 1
+    assert f"'env:{at}@2'" in failed[0]
+
+
 def test_how_old_the_weights_of_a_unit_may_be_is_the_jobs_to_say_and_what_has_committed_is_nobodys_error():
     site = Site()
     site.job.ledger.max_staleness = 1

@@ -69,7 +69,8 @@ class Arrival(RuleBasedStateMachine):
     def _announce(self, made):
         producer = made.producer
         before = self.known.get(made.id)
-        duplicates, adopted = self.core.announce([made])
+        news, duplicates, adopted = self.core.announce([made])
+        assert news == ([made] if before is None or before.state in ("lost", "cancelled") else [])
         if before is not None and before.state == "held" and before.producer == "gone":
             assert (duplicates, [u.id for u in adopted]) == ([], [made.id]), "who made it again keeps it for the next"
             before.producer = producer
@@ -208,7 +209,7 @@ class Arrival(RuleBasedStateMachine):
         states = {"waiting": UnitState.WAITING, "assigned": UnitState.ASSIGNED, "held": UnitState.HELD}
         assert entries == {uid: (states[k.state], k.consumer) for uid, k in self.known.items() if k.state in states}
         assert len(self.core.book.entries) == len(entries)
-        assert set(self.core._finished._known) == set(self.of("finished"))
+        assert set(self.core._finished.known) == set(self.of("finished"))
 
     @invariant()
     def indices_agree_with_the_entries(self):
@@ -227,6 +228,7 @@ class Arrival(RuleBasedStateMachine):
             assert sorted(book.made_by(producer), key=lambda e: e.arrival) == [
                 e for e in entries if e.unit.producer == producer
             ]
+        assert book.waiting_count == sum(e.state is UnitState.WAITING for e in entries)
         assert book.queued_bytes == sum(e.unit.size_bytes for e in entries)
         assert {t for t in self.known if book.is_worked_on(t)} == {e.unit.id for e in entries if not e.is_sealed}
 
@@ -320,7 +322,7 @@ def test_what_arrived_although_its_producer_died_is_held_and_not_made_again():
     assert [u.key for u in core.remove_producer(PRODUCERS[0])] == ["env:0@1"]
     core.held(CONSUMERS[0], branch=0, keys=["env:0@1"])
     again = core.announce([unit("env:0@1", producer=PRODUCERS[1])])
-    assert again == ([], [unit("env:0@1", producer=PRODUCERS[1])]), "held, by one who has it from another life"
+    assert again == ([], [], [unit("env:0@1", producer=PRODUCERS[1])]), "held, by one who has it from another life"
     assert core.remove_consumer(CONSUMERS[0]) == [], "who made it again has it for the next"
 
 

@@ -129,7 +129,7 @@ class Joins:
         self.chance, self.step = chance, 0
         self.cores = self.first, *self.parts = [QueueCore(rounds=rounds, order=order), QueueCore(), QueueCore()]
         for core in self.cores:
-            core.is_end = rounds
+            core.is_end = core.book.is_last = rounds
             core.consumers.ranked = [A, B]
         for part in self.parts:
             part.join(self.first)
