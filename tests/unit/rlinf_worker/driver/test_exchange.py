@@ -160,6 +160,14 @@ def test_the_ticket_of_a_lost_unit_waits_again(site):
     assert site.told("env/0") == [("assign", ["env:0@1"])]
 
 
+def test_what_another_has_made_already_is_not_measured(site):
+    site.made("env/0", "env:0@1", size=30)
+    site.made("env/1", "env:0@1", size=99)
+    site.exchange.close_step(1, branch=0)
+    sizes = site.exchange.measured()["trajectories"]
+    assert (sizes.step_units, sizes.step_bytes, sizes.largest_bytes) == (1, 30, 30)
+
+
 @pytest.mark.parametrize("lost", ["with its producer", "with its branch"])
 def test_what_is_made_again_is_measured_once(site, lost):
     """Or a channel that holds a step exactly would count as too small for the rest of the job."""
