@@ -56,6 +56,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     DRAIN_DEADLINE_EXCEEDED = "DrainDeadlineExceeded"
     NOT_SUSPENDED = "NotSuspended"
+    SUSPENDED_BY_RULE = "SuspendedByRule"
     # Admitted
     NO_QUEUE = "NoQueue"
     # PodsReady, Running
@@ -88,11 +89,13 @@ class Reason(StrEnum):
     MEMORY_KEPT = "MemoryKept"
     STALLED = "Stalled"
     POD_REPLACED = "PodReplaced"
+    JOB_RESTARTED = "JobRestarted"
     DRIVER_UNREACHABLE = "DriverUnreachable"
     # Complete, Failed
     FLOW_FINISHED = "FlowFinished"
     USER_ERROR = "UserError"
     TOO_MANY_RESTARTS = "TooManyRestarts"
+    FAILURE_RULE = "FailureRule"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     CHECKPOINT_UNREADABLE = "CheckpointUnreadable"
     CHECKPOINT_UNWRITABLE = "CheckpointUnwritable"

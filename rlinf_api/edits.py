@@ -79,14 +79,15 @@ class EditRule:
         return f"{FREE} || {self.same}" if self.free_while_suspended else self.same
 
 
-STARTS: Final = (JobState.QUEUED, JobState.STARTING)
+STARTS: Final = (JobState.QUEUED, JobState.STARTING, JobState.SUSPENDED)
 FREE: Final = (
     "self.spec.suspend || oldSelf.spec.suspend || !has(oldSelf.status) || !has(oldSelf.status.attempt)"
     " || oldSelf.status.attempt == 0 || (has(oldSelf.status.state)"
     f" && oldSelf.status.state in [{', '.join(repr(str(state)) for state in STARTS)}])"
 )
 """No pod was made yet, or none has done a step that would be lost (an image that cannot be had is corrected so), or
-none is left behind the edit: pods of before a resume are of an earlier life."""
+none is left behind the edit: pods of before a resume are of an earlier life. A job that a rule of failurePolicy has
+suspended is resumed by the edit that repairs it."""
 
 
 def _never(field: str, same: str, *, what: str = "") -> EditRule:

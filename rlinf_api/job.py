@@ -202,19 +202,105 @@ class CheckpointSpec(Model):
     """Newest checkpoints kept. 3: one may be unreadable, one may be read while one is written."""
 
 
+_ANY_FAILURE: Final = "r, r.role == '' && r.pool == '' && r.exitCodes.size() == 0 && r.reasons.size() == 0"
+
+
+class FailureKind(StrEnum):
+    """What ends a pod, or keeps it from beginning, beside an exit code of its own."""
+
+    OOM_KILLED = "OOMKilled"
+    EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
+    IMAGE_PULL = "ImagePull"
+    UNSCHEDULABLE = "Unschedulable"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+class FailureAction(StrEnum):
+    RESTART_WORKER = "RestartWorker"
+    RESTART_POD = "RestartPod"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"
+    SUSPEND = "Suspend"
+
+
 class FailureRule(Model):
+    """What follows a failure that has all that it names. docs/recovery.md has the table."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "!has(self.maxRestarts) || self.action in ['RestartWorker', 'RestartPod', 'RestartJob']",
+                    "spec.failurePolicy.rules[*].maxRestarts is set, but its action counts no restarts; remove it, or "
+                    "write RestartWorker, RestartPod or RestartJob",
+                ),
+                cel(
+                    "self.backOffSeconds == 0 || !(self.action in ['FailJob', 'Suspend'])",
+                    "spec.failurePolicy.rules[*].backOffSeconds is set, but its action starts nothing again; remove it",
+                ),
+                cel(
+                    "self.action != 'RestartWorker' || self.reasons.all(r, r == 'OOMKilled')",
+                    "spec.failurePolicy.rules[*].action is RestartWorker, but one of its reasons is of a whole pod; "
+                    "write RestartPod",
+                ),
+                cel(
+                    "self.exitCodes.size() == 0 || self.reasons.all(r, r == 'OOMKilled')",
+                    "spec.failurePolicy.rules[*] has exitCodes and a reason that is no exit; write two rules",
+                ),
+            ]
+        }
+    )
+    name: Annotated[str, Field(max_length=63, pattern=r"^([a-z]([-a-z0-9]*[a-z0-9])?)?$")] = ""
+    """How messages and status.restarts call it. Empty: by its place in the list, from 0."""
     role: Annotated[str, Field(max_length=63)] = ""
-    """Role it applies to; empty: any."""
-    exit_codes: Annotated[list[int], Field(max_length=64)] = []
-    action: Literal["Restart", "FailJob", "Ignore"] = "Restart"
+    """Role it applies to: of the worker that failed, or a role of the pool whose pod did. Empty: any, and drivers."""
+    pool: Annotated[str, Field(max_length=63)] = ""
+    """Pool of the worker or pod. Empty: any, and drivers."""
+    exit_codes: Annotated[
+        list[Annotated[int, Field(ge=1, le=255)]],
+        Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = []
+    """One of these; 128 + N: killed by signal N. Empty: any, and failures without one."""
+    reasons: Annotated[list[FailureKind], Field(max_length=6, json_schema_extra={"x-kubernetes-list-type": "set"})] = []
+    """One of these. Empty: any failure, but neither ImagePull nor Unschedulable, which wait."""
+    action: FailureAction
+    """What follows. RestartWorker of a pod that has ended is RestartPod; Ignore restarts and counts nothing."""
+    max_restarts: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Restarts by this rule within resetAfterSeconds before the job fails; they count against no other bound. Absent:
+    they count against failurePolicy.maxRestarts."""
+    back_off_seconds: Annotated[int, Field(ge=0, le=86_400)] = 0
+    """Pause before the restart, doubled with each further one, to eight times itself. 0: the usual pauses."""
+    after_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    """How long a pod waits before it counts as ImagePull or Unschedulable. 300: an autoscaler brings a node sooner."""
 
 
 class FailurePolicySpec(Model):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "self.rules.all(a, a.name == '' || self.rules.exists_one(b, b.name == a.name))",
+                    "spec.failurePolicy.rules has a name twice; rename one",
+                ),
+                cel(
+                    f"!self.rules.exists({_ANY_FAILURE}) || (self.rules.exists_one({_ANY_FAILURE})"
+                    " && self.rules[self.rules.size() - 1].role == '' && self.rules[self.rules.size() - 1].pool == ''"
+                    " && self.rules[self.rules.size() - 1].exitCodes.size() == 0"
+                    " && self.rules[self.rules.size() - 1].reasons.size() == 0)",
+                    "spec.failurePolicy.rules has a rule behind one that names nothing and so meets every failure; "
+                    "move that one to the end",
+                ),
+            ]
+        }
+    )
     max_restarts: Annotated[int, Field(ge=0, le=100_000)] = 20
     """Restarts of workers and pods, together, before the job fails."""
     reset_after_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 3600
     """Restarts older than this are forgotten: a job of weeks may lose a pod a day."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = []
+    """The first one that a failure meets says what follows; without any the rules of docs/recovery.md#bounds do."""
 
 
 class AllOrNothingSpec(Model):
@@ -232,6 +318,16 @@ class RLJobSpec(Model):
                 cel(
                     "self.pools.all(p, p.roles.all(n, self.roles.exists(r, r.name == n)))",
                     "spec.pools[*].roles names a role that spec.roles does not have; add the role or remove the name",
+                ),
+                cel(
+                    "self.failurePolicy.rules.all(f, f.role == '' || self.roles.exists(r, r.name == f.role))",
+                    "spec.failurePolicy.rules[*].role is none of spec.roles; correct it",
+                ),
+                cel(
+                    "self.failurePolicy.rules.all(f, f.pool == '' || self.pools.exists(p, p.name == f.pool &&"
+                    " (f.role == '' || f.role in p.roles)))",
+                    "spec.failurePolicy.rules[*].pool is none of spec.pools, or does not run the rule's role; "
+                    "correct one of them",
                 ),
             ]
         }
@@ -339,6 +435,15 @@ class FirstFailure(StatusModel):
     message: str = ""
 
 
+class SuspendedBy(StatusModel):
+    """The rule of failurePolicy that has suspended the job; any edit of the spec ends that."""
+
+    generation: int
+    """Of the RLJob as it was then."""
+    rule: str
+    message: str
+
+
 Conditions = Annotated[
     list[Condition],
     Field(json_schema_extra=by("type")),
@@ -369,10 +474,12 @@ class RLJobStatus(StatusModel):
         Field(json_schema_extra=by("name")),
     ] = []
     restarts: Annotated[list[str], Field(max_length=1000)] = []
-    """Replaced pods within failurePolicy.resetAfterSeconds, oldest first: "TIME POD CAUSE". Cause Program counts
-    against maxRestarts; naming the pod makes counting it twice impossible."""
+    """Replaced pods within failurePolicy.resetAfterSeconds, oldest first: "TIME POD CAUSE[:RULE]". Cause Program counts
+    against maxRestarts; naming the pod makes counting it twice impossible. life/N in the place of a pod: a rule has
+    restarted the whole job as its life N."""
     checkpoint: CheckpointStatus | None = None
     first_failure: FirstFailure | None = None
+    suspended_by: SuspendedBy | None = None
     conditions: Conditions = []
 
 

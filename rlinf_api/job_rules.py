@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from pydantic import JsonValue
 
-from rlinf_api import names, quantities, sentences
+from rlinf_api import failure_rules, names, quantities, sentences
 from rlinf_api.job import (
     RESOURCE_PATTERN,
     PlacementMode,
@@ -101,6 +101,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                 )
     yield from _check_pin(spec.placement)
     yield from _check_spares(spec)
+    yield from failure_rules.check(spec)
 
 
 def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:

@@ -72,6 +72,17 @@ _GOALS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """A worker met a rule of failurePolicy whose action is the operator's to carry out. It stands until that has
+    happened: RestartPod until another attempt of the pod has come, the others until the driver's end."""
+
+    action: str
+    rule: str
+    """Its key (failure_rules.key_of)."""
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
     worker: str
     pod: str
@@ -120,4 +131,5 @@ class DriverReport:
     """Standard deviation of one."""
     goal: Goal | None = None
     """What it goes by; None: its image is from before a driver could be told another."""
+    rulings: tuple[Ruling, ...] = ()
     sequence: int = 0

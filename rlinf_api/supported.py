@@ -63,11 +63,6 @@ _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
         "remove it: pods are placed one by one",
     ),
     (
-        "spec.failurePolicy.rules",
-        lambda s: f"{len(s.failure_policy.rules)} rules" if s.failure_policy.rules else None,
-        "remove them: exit code 64 fails the job, and 70 of a worker; the rest is restarted within maxRestarts",
-    ),
-    (
         "spec.flow.maxStaleness",
         lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
         "write 0: flow ppo trains exactly on policy",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport, Ruling
 
 _STATES: Final = {state: job_pb2.State.Value(state.name) for state in DriverState}
 _STATES_BACK: Final = {number: state for state, number in _STATES.items()}
@@ -39,6 +39,10 @@ def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
         "members": [job_pb2.Member(**_values(member, MemberReport)) for member in report.members],
         "first_failure": job_pb2.Failure(**_values(first, Failure)) if first else None,
         "goal": goal_to_pb(report.goal) if report.goal else None,
+        "rulings": [
+            job_pb2.Ruling(action=r.action, rule=r.rule, failure=job_pb2.Failure(**_values(r.failure, Failure)))
+            for r in report.rulings
+        ],
     }
     return job_pb2.JobStatus(**(_values(report, DriverReport) | typed))
 
@@ -51,6 +55,9 @@ def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
         "metrics": dict(message.metrics),
         "first_failure": failure_from_pb(message.first_failure) if message.HasField("first_failure") else None,
         "goal": goal_from_pb(message.goal) if message.HasField("goal") else None,
+        "rulings": tuple(
+            Ruling(action=r.action, rule=r.rule, failure=failure_from_pb(r.failure)) for r in message.rulings
+        ),
     }
     return DriverReport(**(_values(message, DriverReport) | typed))
 

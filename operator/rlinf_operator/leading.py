@@ -88,6 +88,7 @@ class Leader:
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
+            on_rule=lambda action: self._metrics.rules.labels(action=action).inc(),
         )  # fmt: skip
         check = JobsCheck(
             self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,

@@ -8,6 +8,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from rlinf_api.job import FailureAction
+
 PASS_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 RESULTS: Final = ("done", "repeated", "broke")
@@ -51,4 +53,10 @@ class Metrics:
             "rlinf_operator_namespace_refused", "1 while the API server refuses a kind in a listed namespace",
             ["namespace", "kind"], registry=own,
         )  # fmt: skip
+        self.rules = Counter(
+            "rlinf_operator_failure_rules_total", "Pods and workers that met a rule of failurePolicy", ["action"],
+            registry=own,
+        )  # fmt: skip
+        for action in FailureAction:
+            self.rules.labels(action=str(action))
         self.leader = Gauge("rlinf_operator_leader", "1 while this replica leads", registry=own)

@@ -43,6 +43,7 @@ def report(driver: Driver) -> DriverReport:
         plan_step_s=measured.value,
         plan_step_spread_s=measured.spread,
         goal=goal_of(job.spec),
+        rulings=driver.workforce.rulings,
         sequence=job.sequence,
     )
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlinf_api import conditions, names, wire
+from rlinf_api import conditions, failure_rules, names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.job import as_range
+from rlinf_api.failure_rules import Met
+from rlinf_api.job import FailureAction, as_range
 from rlinf_api.names import WorkerId
-from rlinf_api.report import Failure
+from rlinf_api.report import Failure, Ruling
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import Failures, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.recovery import Recoveries
+from rlinf_worker.driver.rules import Rules
 from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.spares import Spares
 from rlinf_worker.roles.loading import LoadFailed
@@ -66,8 +68,10 @@ class Workforce:
         self._settings, self._clock = job.settings, job.clock
         self._streamless: dict[WorkerId, float] = {}  # workers whose stream broke, since when
         self._failures = Failures(job.spec.failure_policy)
+        self._rules = Rules(job)
         self._gone: list[WorkerRecord] = []  # bounded by the workers: it is taken with every message
         self._deaths: dict[str, _Deaths] = {}  # by role
+        self._lost_pods: set[PodKey] = set()  # whose agent was given up, and no other attempt has come since
         self.restarts = 0
         self.recoveries = Recoveries(job)
         self.first_failure: Failure | None = None
@@ -99,6 +103,10 @@ class Workforce:
             )
         if hello.attempt > pod.attempt and pod.attempt:
             self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
+            self._rules.replaced(pod.pod)
+        elif key in self._lost_pods:
+            self._count(f"pod {hello.pod}", "its agent was given up, and came back")
+        self._lost_pods.discard(key)
         pod.attempt, pod.pod, pod.node = hello.attempt, hello.pod, hello.node
         pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
         self._sessions.agents.enter(key, outbox, hello.attempt)
@@ -171,8 +179,9 @@ class Workforce:
         lost = [r for r in self._members.in_pod(key) if r.state is not WorkerState.DOWN]
         workers = [r.placed.id for r in lost if r.placed.id in self._members.workers]
         self.recoveries.lost(workers, who=f"pod {key[0]}-{key[1]}", role="", why=why, since=since)
-        for number, record in enumerate(lost):
-            self.lose(record, why, counted=number == 0)  # one pod, one failure
+        self._lost_pods.add(key)
+        for record in lost:
+            self.lose(record, why, counted=False)  # a pod that is replaced is the operator's count, and its rules'
 
     # --- workers ----------------------------------------------------------------------------------------------------
     def welcome(self, worker: WorkerId, attempt: int, outbox: Outbox[Any]) -> WorkerRecord:
@@ -242,7 +251,9 @@ class Workforce:
             self.lose(record, said)
             return
         self.first_failure = self.first_failure or failure
-        if exited.exit_code == names.EXIT_USER_ERROR and not self._may_pass(record, failure):
+        if (met := self._rules.met(record, failure)) is not None:
+            self._obey(record, met, failure)
+        elif exited.exit_code == names.EXIT_USER_ERROR and not self._may_pass(record, failure):
             self._job.fail(conditions.of_user(failure.reason), f"worker {exited.worker}: {said}", failure)
         elif exited.exit_code == names.EXIT_BUG:
             self._job.fail("InternalError", f"worker {exited.worker}: {said}", failure)
@@ -275,9 +286,33 @@ class Workforce:
         is_of_checkpoints = conditions.of_user(failure.reason) is not conditions.Reason.USER_ERROR
         return self._job.has_begun and is_of_the_start and not is_of_checkpoints
 
-    def lose(self, record: WorkerRecord, why: str, *, counted: bool = True) -> None:
+    def _obey(self, record: WorkerRecord, met: Met, failure: Failure) -> None:
+        """What a rule of failurePolicy says of a worker that ended: in each case it is started again meanwhile."""
+        worker, said = record.placed.id, failure.message or failure.reason
+        text = f"{met.told}: worker {worker} ended ({failure.reason}, exit code {failure.exit_code}): {said}"
+        self._job.event("failure-rule", text, worker=worker, rule=met.key, action=str(met.action))
+        if met.action is FailureAction.FAIL_JOB:
+            self._job.fail(conditions.Reason.FAILURE_RULE, text, failure)
+        problem = self._rules.obey(met, failure)
+        if problem:
+            self._job.fail(conditions.Reason.TOO_MANY_RESTARTS, f"{problem}; the last was {worker}: {said}", failure)
+        counts = met.action is FailureAction.RESTART_WORKER and met.rule.max_restarts is None
+        pause_s = failure_rules.pause_s(met.rule, record.failures) or None
+        if met.action is FailureAction.RESTART_POD:  # where nobody replaces the pod, it is started where it was
+            pause_s = max(pause_s or 0.0, self._settings.restart_delay_max_s)
+        self.lose(record, said, counted=counts, pause_s=pause_s)
+
+    def _count(self, who: str, why: str) -> None:
+        if self._failures.add(self._clock()):
+            policy = self._spec.failure_policy
+            text = f"workers failed {self._failures.count} times within {policy.reset_after_seconds} s, more than "
+            text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {who}: "
+            self._job.fail("TooManyRestarts", text + why, self.first_failure)
+
+    def lose(self, record: WorkerRecord, why: str, *, counted: bool = True, pause_s: float | None = None) -> None:
         """It failed: counted, and started again after a pause; too often fails the job. Being ready in between does
-        not help: an environment that raises in its first step makes its worker ready each time."""
+        not help: an environment that raises in its first step makes its worker ready each time. `pause_s`: in place of
+        the usual one."""
         if self._members.prepared.get(record.placed.id) is record:  # costs the plan that it was for, not the job
             self._down(record, why, delay_s=self._settings.restart_delay_s)
             return
@@ -286,13 +321,11 @@ class Workforce:
         record.failures += 1
         record.restarts += 1
         self.restarts += 1
-        if counted and self._failures.add(self._clock()):
-            policy = self._spec.failure_policy
-            text = f"workers failed {self._failures.count} times within {policy.reset_after_seconds} s, more than "
-            text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {worker}: "
-            self._job.fail("TooManyRestarts", text + why, self.first_failure)
+        if counted:
+            self._count(worker, why)
         delay = self._settings.restart_delay_s * 2 ** min(record.failures - 1, 16)
-        self._down(record, why, delay_s=min(delay, self._settings.restart_delay_max_s))
+        usual_s = min(delay, self._settings.restart_delay_max_s)
+        self._down(record, why, delay_s=usual_s if pause_s is None else pause_s)
 
     def _down(self, record: WorkerRecord, why: str, *, delay_s: float = 0.0) -> None:
         self._close(record, why, delay_s=delay_s)
@@ -354,5 +387,28 @@ class Workforce:
     def give_up(self, record: WorkerRecord, why: str) -> None:
         if record.state is not WorkerState.DOWN:
             self._stop(record, why)
-            self.lose(record, why)
+            failure = self._given_up(record, why)
+            is_prepared = self._members.prepared.get(record.placed.id) is record
+            met = self._rules.met(record, failure) if not is_prepared else None
+            if met is not None:
+                self._obey(record, met, failure)
+            else:
+                self.lose(record, why)
         self._streamless.pop(record.placed.id, None)
+
+    def _given_up(self, record: WorkerRecord, why: str) -> Failure:
+        """Of one that did not end, and has no exit code."""
+        pod, (role, _, number) = self._members.pods[record.placed.pod], record.placed.id.partition("/")
+        return Failure(
+            role=role, worker=int(number), pod=pod.pod, node=pod.node, exit_code=-1, reason="GivenUp", message=why
+        )
+
+    @property
+    def rulings(self) -> tuple[Ruling, ...]:
+        """What rules of failurePolicy leave to the operator."""
+        return self._rules.standing
+
+    @property
+    def rules_met(self) -> Mapping[str, int]:
+        """By action."""
+        return self._rules.count

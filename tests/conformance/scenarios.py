@@ -47,7 +47,7 @@ from tests.conformance.parts import (
 )
 from tests.conformance.recorder import Transition
 from tests.conformance.scenario import Do, End, Expected, Scenario, beside_a_sidecar
-from tests.conformance.world import LIVES, MOUNT, World
+from tests.conformance.world import LIVES, MOUNT, Manifest, World
 
 HELD: Final = (
     "{} cannot change while the job is at work, as its pods are made from it; set spec.suspend to true, change it, and "
@@ -388,6 +388,77 @@ FAILURES: Final = (
     ),
 )  # fmt: skip
 
+
+def ruled(action: str, **more: Any) -> Manifest:
+    """failurePolicy with a rule of an environment that raises, which ends its worker with 75, and its pod not."""
+    return {"maxRestarts": 0, "rules": [{"name": "broke", "role": "env", "exitCodes": [75], "action": action, **more}]}
+
+
+BROKE: Final = "env 75 EnvironmentFailed"
+JOB_RESTARTED: Final = (*STARTING, "Degraded=True/JobRestarted", *JOINED, *STEPPING, "Degraded=False/Healthy")
+RULES: Final = (
+    interrupted(
+        "a-rule-ignores-a-worker-that-ended",  # maxRestarts is 0
+        touch("hold", "crash-once"),
+        completes(*STARTED, *RESTARTED, failure=BROKE),
+        failurePolicy=ruled("Ignore"),
+    ),
+    interrupted(
+        "a-rule-replaces-the-pod-of-a-worker-that-ended",
+        touch("hold", "crash-once"),
+        completes(
+            *STARTED, *WORKERS_REPLACED, attempt=2, restarts=("a-cpu-0-a1 Program:broke",), failure=BROKE
+        ),
+        failurePolicy=ruled("RestartPod", maxRestarts=1),
+    ),
+    Scenario(
+        name="a-rule-restarts-the-job-for-a-worker-that-ended",
+        jobs=(job(failurePolicy=ruled("RestartJob", maxRestarts=1)),),
+        acts=(at_step(3, touch("crash-once")), once("Degraded=True/JobRestarted", nothing), recovered(GO)),
+        until=finished,
+        expected={
+            "a": completes(
+                *STARTED, *JOB_RESTARTED, attempt=2, life=2, restarts=("life/2 Program:broke",), failure=BROKE, driver=2
+            )
+        },
+    ),
+    Scenario(
+        name="a-rule-restarts-the-job-for-a-pod-that-ended",
+        jobs=(job(failurePolicy={"rules": [{"pool": "cpu", "exitCodes": [137], "action": "RestartJob"}]}),),
+        acts=(at_step(3, kill("agent")), once("Degraded=True/JobRestarted", nothing), recovered(GO)),
+        until=finished,
+        expected={
+            "a": completes(
+                *STARTED, *JOB_RESTARTED, attempt=2, life=2, restarts=("a-cpu-0-a1 Ruled:0", "life/2 Program:0"),
+                failure=" 137 Killed", driver=2,
+            )
+        },
+    ),
+    Scenario(
+        name="a-rule-suspends-the-job-until-an-edit",
+        jobs=(job(failurePolicy=ruled("Suspend")),),
+        acts=(
+            at_step(3, touch("crash-once")),
+            once("Suspended=True/SuspendedByRule", edit(flow={"config": {"horizon": 8}})),
+            at_step(4, GO),
+        ),
+        until=finished,
+        expected={
+            "a": completes(
+                *STARTED, *SUSPENDED[:-1], "Suspended=True/SuspendedByRule", *RESUMED, attempt=2, life=2,
+                failure=BROKE, driver=2,
+            )
+        },
+    ),
+    Scenario(
+        name="a-rule-fails-the-job-for-a-worker-that-ended",
+        jobs=(job(failurePolicy=ruled("FailJob")),),
+        acts=(at_step(3, touch("crash-once")),),
+        until=finished,
+        expected={"a": fails(*STARTED, reason="FailureRule", failure=BROKE, code=1, step=None)},
+    ),
+)  # fmt: skip
+
 SHIPPER: Final = {"name": "log-shipper", "command": LIVES}
 _BESIDE: Final = {
     "an-agent-is-killed-beside-a-sidecar": "an-agent-is-killed",
@@ -419,13 +490,14 @@ SIDECARS: Final = (
     ),
 )  # fmt: skip
 
-SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES, *SIDECARS)
+SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES, *RULES, *SIDECARS)
 IN_MAKE_TEST: Final = frozenset(
     {
         "a-job-completes",
         "suspended-from-the-start-then-resumed",
         "more-steps-and-another-cadence-without-a-restart",
         "an-env-process-is-killed",
+        "a-rule-restarts-the-job-for-a-worker-that-ended",
         "a-worker-pod-is-deleted",
         "the-driver-process-is-killed-beside-a-sidecar",
     }

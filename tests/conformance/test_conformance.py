@@ -10,6 +10,7 @@ from tests.conformance.scenarios import (
     FAILURES,
     IN_MAKE_TEST,
     PAUSES_AND_ENDS,
+    RULES,
     SCENARIOS,
     SIDECARS,
 )
@@ -37,7 +38,7 @@ def test_the_operator_asks_for_nothing_that_its_rights_refuse(
     assert refused == [], f"in the course of {sorted(outcomes)}"
 
 
-@pytest.mark.parametrize("kind", [BEGINNINGS, PAUSES_AND_ENDS, EDITS, FAILURES, SIDECARS])
+@pytest.mark.parametrize("kind", [BEGINNINGS, PAUSES_AND_ENDS, EDITS, FAILURES, RULES, SIDECARS])
 def test_make_test_has_a_scenario_of_each_kind(kind: tuple[Scenario, ...]):
     assert IN_MAKE_TEST & {scenario.name for scenario in kind}
     assert {scenario.name for scenario in SCENARIOS} >= IN_MAKE_TEST

@@ -17,6 +17,12 @@ from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.waiting import until
 
+
+def ruled(*others: Manifest, **rule: Any) -> Manifest:
+    """A failurePolicy."""
+    return {"rules": [{"action": "FailJob"} | rule, *others]}
+
+
 REFUSED = {
     "a pool names a role that is not there": (
         job(pool={"roles": ["env", "rollout", "actor", "critic"]}), "add the role or remove the name"
@@ -24,6 +30,23 @@ REFUSED = {
     "no pool may run a role": (job(pool={"roles": ["env", "rollout"]}), "spec.pools[*].roles"),
     "a slot is two things": (job(pool={"slots": {"resource": "nvidia.com/gpu", "cpu": "1"}}), "remove one"),
     "a plan is pinned that has no name": (job(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
+    "a rule of a role that is not there": (job(failurePolicy=ruled(role="critic")), "spec.roles"),
+    "a rule of a pool that does not run the role": (
+        job(pool={"name": "cpu"}, failurePolicy=ruled(role="env", pool="gpu")), "spec.pools"
+    ),
+    "a rule's bound of what restarts nothing": (job(failurePolicy=ruled(maxRestarts=2)), "or write RestartWorker"),
+    "a rule's pause of what starts nothing": (job(failurePolicy=ruled(backOffSeconds=2)), "starts nothing again"),
+    "a worker's restart for a pod's end": (
+        job(failurePolicy=ruled(action="RestartWorker", reasons=["NodeLost"])), "of a whole pod; write RestartPod"
+    ),
+    "an exit code of what has none": (job(failurePolicy=ruled(exitCodes=[3], reasons=["Evicted"])), "write two rules"),
+    "two rules of one name": (
+        job(failurePolicy=ruled({"name": "a", "role": "actor", "action": "Ignore"}, name="a")), "rename one"
+    ),
+    "a rule behind one that meets all": (
+        job(failurePolicy=ruled({"role": "env", "action": "Ignore"})), "so meets every failure"
+    ),
+    "an action that is none": (job(failurePolicy=ruled(action="Restart")), "rules[0].action"),
     "no steps": (job(steps=0), "spec.flow.steps"),
     "a field that is none": (job(config={}, pool={"podz": 1}), "podz"),
 }  # fmt: skip
@@ -138,6 +161,30 @@ def test_the_api_server_refuses_that_edit_in_the_same_words(at_work: Callable[..
 @pytest.mark.parametrize("edit", FREE)
 def test_the_api_server_takes_any_other_edit(at_work: Callable[..., str], edit: str):
     assert at_work(FREE[edit]) == ""
+
+
+TAKEN = {
+    "rules in order": ruled(
+        {"pool": "cpu", "reasons": ["NodeLost", "Evicted"], "action": "Ignore", "backOffSeconds": 5},
+        {"name": "rest", "action": "RestartJob", "maxRestarts": 3}, role="env", exitCodes=[3, 137],
+    ),
+    "one that meets all at the end": ruled(),
+    "none": {"rules": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_rljob_takes_it(case: str):
+    assert manifests.check(job(failurePolicy=TAKEN[case])).problems == ()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", TAKEN)
+def test_the_api_server_takes_it(cluster: Cluster, case: str):
+    apply_crd(cluster)
+    path = "/apis/rlinf.io/v1alpha1/namespaces/default/rljobs?dryRun=All&fieldValidation=Strict"
+    cluster.api.request("POST", path, body=job(failurePolicy=TAKEN[case]))
 
 
 @pytest.mark.cluster

@@ -38,6 +38,8 @@ class Cause(StrEnum):
     STALE = "Stale"
     NO_DRIVER = "NoDriver"
     USER = "User"
+    RULED = "Ruled"
+    """A rule of failurePolicy fails or suspends the job for it, or restarts it as a whole, which counts by itself."""
 
 
 DRIVER_ABSENT: Final = "DriverAbsent"  # an agent's last words: nobody answered at the driver's name for 300 s

@@ -23,6 +23,10 @@ from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE, NOT_ALL_READY, Ma
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 ENDED = ("Succeeded", "Failed")
+IMAGE_REASONS = frozenset({
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
+    "RegistryUnavailable",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,10 @@ class PodView:
     def at_work(self) -> bool:
         """The main container runs, and nobody has told it to stop."""
         return self.phase == "Running" and self.deleted_at is None
+
+    @property
+    def waits_for_its_image(self) -> bool:
+        return self.waiting_reason in IMAGE_REASONS
 
     @property
     def place(self) -> PodPlace:

@@ -1,12 +1,13 @@
 """How often and how soon pods are replaced. Pure; the count is the status' list of replaced pods, nothing else.
 
-An entry is "TIME POD CAUSE". It names the pod, so that a pass which repeats after a crash cannot count it twice, and it
-is written before the pod is deleted, so that none is forgotten.
+An entry is "TIME POD CAUSE[:RULE]". It names the pod, so that a pass which repeats after a crash cannot count it twice,
+and it is written before the pod is deleted, so that none is forgotten. A whole job that a rule restarts is an entry,
+too, of `life/N` in the place of a pod: it says which life there must be, until the status does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -15,7 +16,9 @@ from rlinf_api import times
 from rlinf_operator.policies.failure import Cause
 
 MAX_ENTRIES: Final = 1000  # the CRD's bound; a job that replaced more within its window has failed long ago
-UNCOUNTED: Final = frozenset({Cause.STALE, Cause.NO_DRIVER})
+UNCOUNTED: Final = frozenset({Cause.STALE, Cause.NO_DRIVER, Cause.RULED})
+_LIFE: Final = "life/"
+_NONE: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +26,26 @@ class Restart:
     at: datetime
     pod: str
     cause: str
+    rule: str = ""
+    """Key of the rule of failurePolicy that it met."""
 
     def __str__(self) -> str:
-        return f"{times.text(self.at)} {self.pod} {self.cause}"
+        return f"{times.text(self.at)} {self.pod} {self.cause}" + (f":{self.rule}" if self.rule else "")
+
+    @property
+    def life(self) -> int:
+        """Of an entry that restarts the whole job: as which life. 0: it is of a pod."""
+        number = self.pod.removeprefix(_LIFE)
+        return int(number) if self.pod.startswith(_LIFE) and number.isdecimal() else 0
+
+
+def of_job(life: int, *, at: datetime, rule: str) -> Restart:
+    return Restart(at=at, pod=f"{_LIFE}{life}", cause=Cause.PROGRAM, rule=rule)
+
+
+def newest_life(entries: Iterable[Restart]) -> Restart | None:
+    """The entry of the last restart of the whole job."""
+    return max((entry for entry in entries if entry.life), key=lambda entry: entry.life, default=None)
 
 
 def read(entries: Iterable[str]) -> tuple[Restart, ...]:
@@ -35,7 +55,8 @@ def read(entries: Iterable[str]) -> tuple[Restart, ...]:
         parts = entry.split(" ")
         at = times.parse(parts[0]) if len(parts) == 3 else None
         if at is not None:
-            found.append(Restart(at=at, pod=parts[1], cause=parts[2]))
+            cause, _, rule = parts[2].partition(":")
+            found.append(Restart(at=at, pod=parts[1], cause=cause, rule=rule))
     return tuple(found)
 
 
@@ -59,8 +80,19 @@ def allowed(pods: int, *, least: int, per_pod: int) -> int:
     return min(max(least, per_pod * pods), MAX_ENTRIES - 1)  # more cannot be counted
 
 
-def exceeded(entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int) -> str:
-    """Why there may be no further replacement; empty where there may. Workers inside pods are the driver's count."""
+def exceeded(
+    entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int, rules: Mapping[str, int] = _NONE
+) -> str:
+    """Why there may be no further replacement; empty where there may. Workers inside pods are the driver's count.
+    `rules`: bounds of those that count by themselves, by key."""
+    for key, most in rules.items():
+        own = sum(1 for e in entries if e.rule == key and e.cause not in UNCOUNTED)
+        if own > most:
+            return (
+                f"{own} failures met rule {key!r} of spec.failurePolicy, whose maxRestarts is {most}; "
+                "look at firstFailure, then repair the cause or raise it"
+            )
+    entries = [e for e in entries if e.rule not in rules]
     program = sum(1 for e in entries if e.cause == Cause.PROGRAM)
     if program > max_restarts:
         return (

@@ -51,6 +51,7 @@ def judge(
     has_place: bool,
     now: datetime,
     deadline_s: float,
+    why: str = "spec.suspend is true",
 ) -> Suspension:
     """`pods_left` counts the pods that still exist; `drained` is the driver's word; `step`: how far the job has come;
     `checkpoint_step`: of the last checkpoint that is known; `has_place`: it has somewhere to write them."""
@@ -63,7 +64,7 @@ def judge(
         if late:
             message = condition.message if condition else ""
             return Suspension(phase=SuspendPhase.SUSPENDED, reason=Reason.DRAIN_DEADLINE_EXCEEDED, message=message)
-        message = "spec.suspend is true; no pods" + lost
+        message = f"{why}; no pods" + lost
         return Suspension(phase=SuspendPhase.SUSPENDED, reason=Reason.SUSPENDED_BY_USER, message=message)
     if late or (left_s <= 0 and not drained):
         return Suspension(

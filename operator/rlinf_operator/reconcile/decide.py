@@ -15,12 +15,13 @@ from datetime import datetime, timedelta
 from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.edits import goal_of
-from rlinf_api.job import PoolStatus, RLJobSpec
+from rlinf_api.job import FailureAction, PoolStatus, RLJobSpec, SuspendedBy
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import certificates, config, metadata, network, pods
 from rlinf_operator.manifests.metadata import Manifest, Target
-from rlinf_operator.policies import failure, suspend
+from rlinf_operator.policies import failure, restart, rules, suspend
 from rlinf_operator.policies.pod_view import PodPlace, PodView
+from rlinf_operator.policies.rules import Ruled
 from rlinf_operator.reconcile import events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft
 from rlinf_operator.reconcile.ending import finish, finish_by_driver, finished
@@ -45,8 +46,11 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
         return _leave_alone(draft, why=reason)
     draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
-    if spec.suspend:
-        return _suspend(draft, spec)
+    held = observed.status.suspended_by
+    if held is not None and (held.generation != observed.generation or spec.suspend):
+        held = draft.fields["suspended_by"] = None  # an edit: whoever made it has read why
+    if spec.suspend or held is not None:
+        return _suspend(draft, spec, held=held)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
     return _run(draft, spec)
 
@@ -110,10 +114,58 @@ def _run(draft: Draft, spec: RLJobSpec) -> Decision:
         decision = finish(
             draft, JobCondition.FAILED, reason=failed.reason, message=failed.message, life=life, first=first
         )
-        return replace(decision, events=events.of_ended(found.ended))
+        return _telling(decision, found)
+    if (ruled := _of_the_job(found, FailureAction.SUSPEND, observed, spec)) is not None:
+        return _suspend_by_rule(draft, spec, found=found, ruled=ruled, report=report)
+    if (ruled := _of_the_job(found, FailureAction.RESTART_JOB, observed, spec)) is not None:
+        return _restart_job(draft, spec, found=found, ruled=ruled, life=life + 1)
     status.running(draft, spec, choice, wanted=wanted, pods=found, report=report)
-    draft.fields["life"] = wanted.life
+    waits = wanted.fresh and found.waiting and not found.create  # a rule's back-off: no pod of this life was made
+    draft.fields["life"] = observed.status.life if waits else wanted.life
     return _write_running(draft, spec, choice, wanted=wanted, found=found, left_s=left_s)
+
+
+def _telling(decision: Decision, found: Pods) -> Decision:
+    """With what became of pods, before anything that follows from it."""
+    told = (*events.of_ended(found.ended), *events.of_rules(found.ruled))
+    return replace(
+        decision, events=(*told, *decision.events),
+        ruled=(*(str(ruled.met.action) for ruled in found.ruled), *decision.ruled),
+    )  # fmt: skip
+
+
+def _of_the_job(found: Pods, action: FailureAction, observed: Observed, spec: RLJobSpec) -> Ruled | None:
+    """The first pod, or worker by its driver's word, that met a rule which is about the whole job."""
+    if (of_pod := found.the_job_is_to(action)) is not None:
+        return of_pod
+    driver, report = observed.driver_of(_life(observed))
+    for ruling in report.rulings if report is not None else ():
+        pod = next((p for p in observed.pods if p.name == ruling.failure.pod), driver)
+        of_worker = rules.of_worker(ruling, pod, rules=spec.failure_policy.rules) if pod is not None else None
+        if of_worker is not None and of_worker.met.action is action:
+            found.ruled.append(of_worker)
+            return of_worker
+    return None
+
+
+def _suspend_by_rule(
+    draft: Draft, spec: RLJobSpec, *, found: Pods, ruled: Ruled, report: DriverReport | None
+) -> Decision:
+    status.ended(draft, found, report)
+    draft.first_failure(ruled.failure)
+    draft.knows(restarts=[str(entry) for entry in found.restarts])
+    held = SuspendedBy(generation=draft.observed.generation, rule=ruled.met.key, message=ruled.message[:1000])
+    draft.fields["suspended_by"] = held
+    return _telling(_suspend(draft, spec, held=held), found)
+
+
+def _restart_job(draft: Draft, spec: RLJobSpec, *, found: Pods, ruled: Ruled, life: int) -> Decision:
+    """As another life of the job: all pods are made anew, and go on from the last checkpoint."""
+    for failure_ in (*(verdict.failure for _, verdict in found.ended), ruled.failure):
+        draft.first_failure(failure_)
+    again = restart.of_job(life, at=draft.now, rule=ruled.met.key)
+    draft.knows(restarts=[str(entry) for entry in (*found.restarts, again)])
+    return _telling(_run(draft, spec), found)
 
 
 def _write_running(
@@ -165,7 +217,8 @@ def _write_running(
         adjust=_adjust(spec, report, target=plans.target_of(observed.job, driver)),
         plan_statuses=plans.statuses(choice, observed, report=report, now=now),
         delete_plans=plans.surplus(choice, observed, spec, report) if choice.current else (),
-        events=events.of_ended(found.ended),
+        events=(*events.of_ended(found.ended), *events.of_rules(found.ruled)),
+        ruled=tuple(str(ruled.met.action) for ruled in found.ruled),
         events_of_made=conflicts,
         requeue_after_s=times.soonest(left_s, found.look_again_s, renewal_s, *_moments_s(draft, found, driver, report)),
     )
@@ -227,7 +280,22 @@ def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
         earlier=earlier,
         max_restarts=spec.failure_policy.max_restarts,
         window_s=float(spec.failure_policy.reset_after_seconds),
+        rules=tuple(spec.failure_policy.rules),
+        roles={pool.name: pool.roles for pool in spec.pools},
+        told=_told(observed, spec, life=life),
     )
+
+
+def _told(observed: Observed, spec: RLJobSpec, *, life: int) -> dict[str, Ruled]:
+    """Pods that are to be replaced by their driver's word, by name."""
+    _, report = observed.driver_of(life)
+    pods_ = {pod.name: pod for pod in observed.pods}
+    found = {}
+    for ruling in report.rulings if report is not None else ():
+        pod = pods_.get(ruling.failure.pod) if ruling.action == FailureAction.RESTART_POD else None
+        if pod is not None and (ruled := rules.of_worker(ruling, pod, rules=spec.failure_policy.rules)) is not None:
+            found[pod.name] = ruled
+    return found
 
 
 def _infeasible_before(observed: Observed) -> str | None:
@@ -241,12 +309,13 @@ def _life(observed: Observed) -> int:
     """The life that pods must belong to: one more than before once a suspended job is wanted again."""
     old = conditions.find(observed.status.conditions, JobCondition.SUSPENDED)
     resumed = old is not None and old.status is not Status.FALSE and observed.status.attempt > 0
-    return observed.status.life + (1 if resumed else 0)
+    restarted = restart.newest_life(restart.read(observed.status.restarts))
+    return max(observed.status.life + (1 if resumed else 0), restarted.life if restarted is not None else 0)
 
 
-def _suspend(draft: Draft, spec: RLJobSpec | None) -> Decision:
+def _suspend(draft: Draft, spec: RLJobSpec | None, *, held: SuspendedBy | None = None) -> Decision:
     """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done.
-    `spec`: None where the rest of it is not valid."""
+    `spec`: None where the rest of it is not valid. `held`: by a rule of failurePolicy, and not by its user."""
     observed, now, settings = draft.observed, draft.now, draft.settings
     life = observed.status.life
     driver, report = observed.driver_of(life)
@@ -269,11 +338,16 @@ def _suspend(draft: Draft, spec: RLJobSpec | None) -> Decision:
         has_place=spec is None or bool(pods.checkpoint_uri(observed.job, spec, settings=settings)),
         now=now,
         deadline_s=settings.drain_deadline_s,
+        why=f"{held.message}; edit the spec to go on" if held is not None else "spec.suspend is true",
     )
     told: tuple[Event, ...] = (
         (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
     )
-    draft.set(JobCondition.SUSPENDED, verdict.status, verdict.reason, verdict.message)
+    reason, message = verdict.reason, verdict.message
+    if held is not None:
+        reason = Reason.SUSPENDED_BY_RULE if reason is Reason.SUSPENDED_BY_USER else reason
+        message = message if held.message in message else f"{message}; {held.message}"
+    draft.set(JobCondition.SUSPENDED, verdict.status, reason, message)
     draining = verdict.phase is suspend.SuspendPhase.DRAINING
     if not drained:  # then pods end because they should
         found = places.look_on(observed, now=now, settings=settings, stopping=True)

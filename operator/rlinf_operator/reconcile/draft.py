@@ -38,6 +38,11 @@ class Draft:
         )
         self.conditions = conditions.set_condition(self.conditions, new)
 
+    def knows(self, *, restarts: list[str]) -> None:
+        """What this pass has entered into the status counts for the rest of it."""
+        self.observed = replace(self.observed, status=self.observed.status.model_copy(update={"restarts": restarts}))
+        self.fields["restarts"] = restarts
+
     def find(self, kind: JobCondition) -> Condition | None:
         return conditions.find(self.conditions, kind)
 
@@ -55,7 +60,8 @@ class Draft:
 
     def first_failure(self, failure: Failure | None, *, final: bool = False) -> None:
         """Kept once set: what came later is mostly its consequence. `final`: what ended the job, known for certain."""
-        if failure is None or (self.old.first_failure is not None and not final):
+        known = self.old.first_failure is not None or "first_failure" in self.fields
+        if failure is None or (known and not final):
             return
         self.fields["first_failure"] = FirstFailure(**asdict(replace(failure, message=failure.message[-2000:])))
 

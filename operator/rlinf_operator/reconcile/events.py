@@ -18,6 +18,7 @@ from rlinf_api.plan import PlanReason
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.policies.failure import Verdict
 from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.policies.rules import Ruled
 from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed, PlanView
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,10 @@ def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:
         message = f"pod {pod.name}{node} ended ({reason}){code}{words}"[:1000]
         found.append(Event(type="Warning", reason="PodEnded", message=message, pod=pod.name))
     return tuple(found)
+
+
+def of_rules(ruled: Iterable[Ruled]) -> tuple[Event, ...]:
+    return tuple(Event(type="Warning", reason="FailureRule", message=r.message[:1000], pod=r.pod.name) for r in ruled)
 
 
 def of_adjusted(adjust: Adjust) -> Event:

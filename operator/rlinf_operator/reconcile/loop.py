@@ -76,16 +76,18 @@ class Reconciler:
         clock: Callable[[], datetime] = times.utc_now,
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
+        on_rule: Callable[[str], None] = lambda action: None,
     ) -> None:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
-        `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke."""
+        `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke. `on_rule`: of the action of
+        each rule of failurePolicy that a pass found met."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
         )
         self._store, self._settings, self._clock = store, settings, clock
-        self._follows, self._on_pass = tuple(follows), on_pass
+        self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
         self._doubts_told_at: float | None = None
@@ -149,6 +151,8 @@ class Reconciler:
             if memory.failures:  # not of something that is over by the next pass
                 await apply(examining.broken(observed, error, now=now), observed, self._clients)
             raise
+        for action in decision.ruled:
+            self._on_rule(action)
         if applied.left_status:
             memory.left_status_uid = observed.job.uid
         if applied.wrote_status:

@@ -93,7 +93,7 @@ def _held(decided: RLJobStatus, observed: Observed) -> RLJobStatus:
             "life": before.life,
             "pools": pools,
             "plan": before.plan if fresh else decided.plan,  # none is in force that no pod was made for
-            "restarts": [str(e) for e in restart.read(decided.restarts) if str(e) in known or e.pod in here],
+            "restarts": [str(e) for e in restart.read(decided.restarts) if str(e) in known or e.pod in here or e.life],
             "conditions": listed,
         }
     )

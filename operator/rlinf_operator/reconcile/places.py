@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions, names, times
+from rlinf_api import conditions, failure_rules, names, times
 from rlinf_api.conditions import Reason
+from rlinf_api.job import FailureAction, FailureRule
 from rlinf_api.report import Failure
 from rlinf_operator.manifests import metadata
-from rlinf_operator.policies import failure, restart
+from rlinf_operator.policies import failure, restart, rules
 from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.policies.restart import Restart
+from rlinf_operator.policies.rules import Ruled
 from rlinf_operator.reconcile.state import DeletePod, Observed
 from rlinf_operator.settings import OperatorSettings
 
@@ -42,6 +44,11 @@ class Wanted:
     """Places that the status has counted before: one of these without a pod has lost it."""
     max_restarts: int
     window_s: float
+    rules: tuple[FailureRule, ...] = ()
+    roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of each pool: whose failure one of its pods is that names nobody."""
+    told: Mapping[str, Ruled] = field(default_factory=dict)
+    """What the driver says of pods that live, by name: a worker of theirs met a rule, and the pod is to be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +73,13 @@ class Pods:
     """Pods that ended since the last pass: they become events and the first failure."""
     waiting: list[PodPlace] = field(default_factory=list)
     """Places whose next pod waits for its pause to pass."""
+    ruled: list[Ruled] = field(default_factory=list)
+    """What rules of failurePolicy say of pods since the last pass: they become events."""
     failed: JobFailure | None = None
     look_again_s: float | None = None
+
+    def the_job_is_to(self, action: FailureAction) -> Ruled | None:
+        return next((ruled for ruled in self.ruled if ruled.met.action is action), None)
 
     @property
     def driver(self) -> PodView | None:
@@ -161,6 +173,16 @@ def _look_at(
             found.look_again_s = times.soonest(found.look_again_s, verdict.look_again_s)
         newest = number == 0
         current = metadata.are_of(pod.inputs, wanted.inputs[place])
+        ruled = None
+        if newest and current:
+            ruled = wanted.told.get(pod.name) if verdict.alive else None
+            roles = wanted.roles.get(pod.pool, ())
+            ruled = ruled or rules.of_pod(pod, verdict, rules=wanted.rules, roles=roles, now=now)
+            after_s = rules.look_again_s(pod, verdict, rules=wanted.rules, now=now)
+            found.look_again_s = times.soonest(found.look_again_s, after_s)
+        if ruled is not None:
+            entries = _obey(found, ruled, entries=entries, now=now)
+            continue
         if newest and verdict.alive and current:
             found.live[place] = pod
             continue
@@ -182,6 +204,21 @@ def _look_at(
     return place not in found.live, entries
 
 
+def _obey(found: Pods, ruled: Ruled, *, entries: tuple[Restart, ...], now: datetime) -> tuple[Restart, ...]:
+    """What a rule says of the pod of a place, which is over: the place needs another, if the job goes on."""
+    pod, action = ruled.pod, ruled.met.action
+    if action is FailureAction.FAIL_JOB and found.failed is None:
+        found.failed = JobFailure(reason=Reason.FAILURE_RULE, message=ruled.message, failure=ruled.failure)
+    if pod.name in {e.pod for e in entries}:
+        return entries
+    at = min(now, pod.finished_at or now)
+    found.ruled.append(ruled)
+    if pod.has_ended:
+        verdict = Verdict(alive=False, cause=ruled.cause, failure=ruled.failure)
+        found.ended.append((pod, verdict))
+    return (*entries, Restart(at=at, pod=pod.name, cause=ruled.cause, rule=ruled.met.key))
+
+
 def _replace(
     found: Pods,
     observed: Observed,
@@ -192,13 +229,22 @@ def _replace(
     now: datetime,
     settings: OperatorSettings,
 ) -> tuple[Restart, ...]:
+    by_key = {failure_rules.key_of(wanted.rules, position): rule for position, rule in enumerate(wanted.rules)}
+    begins_s = _of_the_whole(entries, by_key, life=wanted.life, now=now) if wanted.fresh else 0.0
+    if begins_s > 0:
+        found.look_again_s = times.soonest(found.look_again_s, begins_s)
+        found.waiting.extend(missing)
+        missing = []
     for place in missing:
-        own = [e for e in entries if _is_of(e.pod, observed.job.name, place)]
+        own = [e for e in entries if _is_of(e.pod, observed.job.name, place) and e.cause != Cause.RULED]
         has_pod = any(p.place == place and p.life == wanted.life for p in observed.pods)
         made_room = any(_made_room(e, observed.job.name, place) for e in own)
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier and not made_room
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
+        rule = by_key.get(own[-1].rule) if own and not vanished else None
+        if rule is not None and rule.back_off_seconds:
+            pause_s = failure_rules.pause_s(rule, sum(1 for e in own if e.rule == own[-1].rule) - 1)
         # An entry ahead of the clock: that was put back. Its pause would grow by the step; it is taken to be over.
         latest = max((e.at for e in own if e.at <= now), default=None)
         if latest is not None and latest + timedelta(seconds=pause_s) > now:
@@ -212,13 +258,15 @@ def _replace(
         found.create.append(place)
         for pod in observed.pods:
             if pod.place == place and pod.name in {e.pod for e in entries}:
-                _delete(found, pod, "it ended and is replaced", for_successor=True)
+                why = "it ended and is replaced" if pod.has_ended else "a rule of failurePolicy replaces it"
+                _delete(found, pod, why, for_successor=True)
     problem = restart.exceeded(
         restart.recent(entries, now=now, window_s=wanted.window_s),
         max_restarts=wanted.max_restarts,
         infrastructure_restarts=restart.allowed(
             len(wanted.inputs), least=settings.infrastructure_restarts, per_pod=settings.infrastructure_restarts_per_pod
         ),
+        rules=failure_rules.bounds(wanted.rules),
     )
     if problem:
         last = next((v.failure for _, v in reversed(found.ended) if v.failure), None)
@@ -227,6 +275,16 @@ def _replace(
         found.create.clear()
         found.delete.clear()
     return entries
+
+
+def _of_the_whole(entries: Sequence[Restart], by_key: Mapping[str, FailureRule], *, life: int, now: datetime) -> float:
+    """Seconds until a life that a rule has begun may have its first pods."""
+    newest = restart.newest_life(entries)
+    rule = by_key.get(newest.rule) if newest is not None else None
+    if newest is None or newest.life != life or rule is None or not rule.back_off_seconds or newest.at > now:
+        return 0.0
+    earlier = sum(1 for e in entries if e.life and e.rule == newest.rule) - 1
+    return failure_rules.pause_s(rule, earlier) - (now - newest.at).total_seconds()
 
 
 def _without_room_made(entries: tuple[Restart, ...], found: Pods, *, job: str) -> tuple[Restart, ...]:

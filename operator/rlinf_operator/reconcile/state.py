@@ -182,6 +182,8 @@ class Decision:
     delete_plans: tuple[tuple[str, str], ...] = ()
     """(name, uid) of plans that nobody needs any more."""
     delete_job: bool = False
+    ruled: tuple[str, ...] = ()
+    """Actions of the rules of failurePolicy that were met in this pass."""
     events: tuple[Event, ...] = ()
     """Beyond those that the status' own changes become (events.of_transition)."""
     events_of_made: tuple[Event, ...] = ()

@@ -21,7 +21,7 @@ from rlinf_api.job import (
     RLJobStatus,
 )
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.policies import failure
+from rlinf_operator.policies import failure, restart
 from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.reconcile import places
@@ -48,10 +48,6 @@ _DRIVERS = frozenset({
 """What conditions know from the driver alone, be it by its silence."""
 _SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
 """That a driver says of a job whose steps go on, or should."""
-IMAGE_REASONS = frozenset({
-    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
-    "RegistryUnavailable",
-})  # fmt: skip
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
 _COUNTED_DOWN = frozenset({
     (JobCondition.PODS_READY, Reason.PODS_STARTING),
@@ -85,7 +81,9 @@ def running(
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         draft.set(JobCondition.RUNNING, *_running(report))
-    replaces = _pods_degrade(draft, wanted, pods, needed=frozenset(needed))
+    replaces = _restarts_whole(draft, wanted, pods, report) or _pods_degrade(
+        draft, wanted, pods, needed=frozenset(needed)
+    )
     if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
         draft.set(JobCondition.DEGRADED, *_driver_degrades(draft, pods, report))
     draft.fields["pools"] = pool_counts(draft, spec, choice, pods)
@@ -125,8 +123,8 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
 def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:
     """What pods and workers ended of: counted, and the first of it named."""
     draft.fields["restarts"] = [str(entry) for entry in pods.restarts]
-    for _, verdict in pods.ended:
-        draft.first_failure(verdict.failure)
+    for failed in (*(verdict.failure for _, verdict in pods.ended), *(ruled.failure for ruled in pods.ruled)):
+        draft.first_failure(failed)
     if report is not None:
         draft.first_failure(report.first_failure)
 
@@ -247,7 +245,7 @@ def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods) -> Said:
         who, why = places.summary(stuck), stuck[0].unschedulable
         message = f"no node has room for {who}: {why}; free resources or lower spec.pools"
         return Status.FALSE, Reason.UNSCHEDULABLE, message
-    imageless = [p for p in waiting if p.waiting_reason in IMAGE_REASONS]
+    imageless = [p for p in waiting if p.waits_for_its_image]
     if imageless:
         why = f"{imageless[0].waiting_reason} {imageless[0].waiting_message}".strip()
         who = places.summary(imageless)
@@ -369,6 +367,19 @@ def _running(report: DriverReport | None) -> Said:
     missing = f": {', '.join(report.missing[:8])}" if report.missing else ""
     reason = Reason.RECOVERING if report.state is DriverState.RECOVERING else Reason.WAITING_FOR_WORKERS
     return Status.FALSE, reason, report.message or f"waiting for workers{missing}"
+
+
+def _restarts_whole(draft: Draft, wanted: Wanted, pods: Pods, report: DriverReport | None) -> bool:
+    """Sets Degraded from when a rule of failurePolicy restarts the job until it makes steps; whether it did."""
+    newest = restart.newest_life(pods.restarts)
+    if newest is None or newest.life != wanted.life or (report is not None and report.state is DriverState.RUNNING):
+        return False
+    said = draft.find(JobCondition.DEGRADED)
+    if not wanted.fresh and (said is None or said.reason != Reason.JOB_RESTARTED):
+        return False
+    message = f"rule {newest.rule!r} of spec.failurePolicy restarts the job, as its life {newest.life}"
+    draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.JOB_RESTARTED, message)
+    return True
 
 
 def _pods_degrade(draft: Draft, wanted: Wanted, pods: Pods, *, needed: Collection[PodPlace]) -> bool:

@@ -15,6 +15,7 @@ from tests.builders import ppo_job
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER, PODS = "rlinf_worker/driver/main.py", "operator/rlinf_operator/manifests/pods.py"
 DECIDE, INITIAL = "operator/rlinf_operator/reconcile/decide.py", "operator/rlinf_scheduler/planner/initial.py"
+RULES = "rlinf_api/failure_rules.py"
 READ = {
     "seed": (DRIVER, "spec.seed"),
     "flow.name": (DRIVER, "spec.flow.name"),
@@ -48,6 +49,15 @@ READ = {
     "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),
     "objective": ("operator/rlinf_scheduler/replan/fit.py", "job.objective"),
     "minGainPerSlot": ("operator/rlinf_scheduler/replan/fit.py", "job.min_gain_per_slot"),
+    "failurePolicy.rules.name": (RULES, "rules[position].name"),
+    "failurePolicy.rules.role": (RULES, "rule.role in roles"),
+    "failurePolicy.rules.pool": (RULES, "rule.pool == pool"),
+    "failurePolicy.rules.exitCodes": (RULES, "exit_code in rule.exit_codes"),
+    "failurePolicy.rules.reasons": (RULES, "kind in rule.reasons"),
+    "failurePolicy.rules.action": ("rlinf_worker/driver/workforce.py", "met.action is FailureAction.FAIL_JOB"),
+    "failurePolicy.rules.maxRestarts": ("rlinf_worker/driver/rules.py", "met.rule.max_restarts"),
+    "failurePolicy.rules.backOffSeconds": (RULES, "rule.back_off_seconds"),
+    "failurePolicy.rules.afterSeconds": (RULES, "rule.after_seconds"),
     "suspend": (DECIDE, "spec.suspend"),
     "ttlSecondsAfterFinished": ("operator/rlinf_operator/reconcile/ending.py", "spec.ttl_seconds_after_finished"),
     "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),
@@ -57,9 +67,6 @@ READ = {
 REFUSED: dict[str, dict[str, Any]] = {
     "data.eval": {"data": {"eval": "/e"}},
     "allOrNothing.timeoutSeconds": {"allOrNothing": {"timeoutSeconds": 5}},
-    "failurePolicy.rules.role": {"failurePolicy": {"rules": [{"role": "env"}]}},
-    "failurePolicy.rules.exitCodes": {"failurePolicy": {"rules": [{"exitCodes": [1]}]}},
-    "failurePolicy.rules.action": {"failurePolicy": {"rules": [{"action": "Ignore"}]}},
 }
 """Field that nobody reads yet: a spec that sets it."""
 

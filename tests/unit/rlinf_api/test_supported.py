@@ -162,10 +162,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
     ("change", "sentence"),
     [
         (spec(allOrNothing={}), "spec.allOrNothing: 'timeoutSeconds 600' is not supported yet"),
-        (
-            spec(failurePolicy={"rules": [{"action": "Ignore"}]}),
-            "spec.failurePolicy.rules: '1 rules' is not supported yet",
-        ),
         (spec(checkpoint={"uri": "az://b/p"}), "spec.checkpoint.uri: scheme 'az://' is not supported yet"),
         (spec(model={"path": "/m"}), "spec.model: flow 'ppo' has no language model and reads no data; remove it"),
         (spec(data={"train": "/d"}), "spec.data.train: flow 'ppo' has no language model and reads no data; remove it"),

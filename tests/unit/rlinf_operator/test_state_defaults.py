@@ -32,7 +32,7 @@ DEFAULTS = {
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
         "late_pods": frozenset(), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
         "plan_statuses": (), "delete_plans": (),
-        "delete_job": False, "events": (), "events_of_made": (), "requeue_after_s": None,
+        "delete_job": False, "ruled": (), "events": (), "events_of_made": (), "requeue_after_s": None,
     },
 }  # fmt: skip
 

@@ -207,6 +207,7 @@ class JobStatus(_message.Message):
     PLAN_STEPS_FIELD_NUMBER: _builtins.int
     PLAN_STEP_S_FIELD_NUMBER: _builtins.int
     PLAN_STEP_SPREAD_S_FIELD_NUMBER: _builtins.int
+    RULINGS_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -252,6 +253,8 @@ class JobStatus(_message.Message):
     def goal(self) -> Global___Goal:
         """as the spec says, as far as this driver has been told"""
 
+    @_builtins.property
+    def rulings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ruling]: ...
     def __init__(
         self,
         *,
@@ -283,14 +286,46 @@ class JobStatus(_message.Message):
         plan_steps: _builtins.int = ...,
         plan_step_s: _builtins.float = ...,
         plan_step_spread_s: _builtins.float = ...,
+        rulings: _abc.Iterable[Global___Ruling] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class Ruling(_message.Message):
+    """of a rule of failurePolicy, for the operator to carry out"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    action: _builtins.str
+    """RestartPod, RestartJob or Suspend"""
+    rule: _builtins.str
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """of the worker that met it; its pod"""
+
+    def __init__(
+        self,
+        *,
+        action: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "failure", b"failure", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ruling: _TypeAlias = Ruling  # noqa: Y015
 
 @_typing.final
 class Goal(_message.Message):
