@@ -64,8 +64,9 @@ class DriverTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    worker_image: str = f"rlinf-worker:{__version__}"
-    """Image of agents whose pool's template names none."""
+    worker_image: str = f"rlinf-worker-actor-fsdp:{__version__}"
+    """Image of agents whose pool names none. It runs every registered kind: a first job, and any with all roles in one
+    pool, needs none of its own. 5 GB; a pool of simulators alone names rlinf-worker-env-sim."""
     driver_image: str = f"rlinf-worker:{__version__}"
     """Image of drivers. A flow of the user's own (module:function) runs in its first pool's image instead."""
     driver_template: DriverTemplate = DriverTemplate()

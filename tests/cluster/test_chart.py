@@ -6,6 +6,7 @@ A cluster of its own: NetworkPolicies are enforced in it, and CRDs and the admis
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,10 @@ from tests.cluster.conftest import skip_or_fail
 from tests.cluster.control_plane import cartpole
 from tests.cluster.pods import create, phase, pod, wait_ready
 from tools import workloads
-from tools.chart import rendering
+from tools.chart import images, rendering
 from tools.testcluster import binaries
 from tools.testcluster.api import ApiError
-from tools.testcluster.cluster import Cluster
+from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.errors import CommandFailed, MissingRequirement, NotBuilt
 from tools.testcluster.layout import Options
 from tools.testcluster.waiting import until
@@ -83,11 +84,73 @@ def test_the_image_runs_as_a_user_that_it_has_never_heard_of(cluster: Cluster, i
 
 
 @pytest.fixture(scope="module")
-def release(cluster: Cluster, image: str) -> Release:
-    jobs = {"driver": worker_image.load(cluster), "worker": worker_image.NAME}
-    return chart.install(
-        cluster, "rlinf-system", values={"jobImages": jobs, "operator": {"settings": {"progress_interval_s": 1}}}
-    )
+def as_it_comes(cluster: Cluster, image: str) -> Release:
+    """Installed without a value; the jobs' images are stand-ins under the names that the operator takes."""
+    for name in ("base", "actor-fsdp"):
+        worker_image.load(cluster, name=f"docker.io/library/{images.catalogue()[name].name}")
+    return chart.install(cluster, "rlinf-system")
+
+
+def mounts(claim: str, namespace: str) -> list[dict[str, Any]]:
+    """A policy that puts torch, which the stand-in for the image lacks, into worker pods of the namespace: neither the
+    chart nor the example says anything of it."""
+    source = f'persistentVolumeClaim: Object.spec.volumes.persistentVolumeClaim{{claimName: "{claim}", readOnly: true}}'
+    mount = f'name: "{claim}", mountPath: "{worker_image.MOUNT}", readOnly: true'
+    added = {
+        "volumes": f'Object.spec.volumes{{name: "{claim}", {source}}}',
+        "containers/0/volumeMounts": f"Object.spec.containers.volumeMounts{{{mount}}}",
+        "containers/0/env": f'Object.spec.containers.env{{name: "PYTHONPATH", value: "{worker_image.MOUNT}"}}',
+    }
+    patches = ", ".join(f'JSONPatch{{op: "add", path: "/spec/{at}/-", value: {it}}}' for at, it in added.items())
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    own["objectSelector"] = {"matchLabels": {names.LABEL_COMPONENT: names.COMPONENT_WORKER}}
+    of = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": namespace}}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]}, "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": f"[{patches}]"}}],
+    }  # fmt: skip
+    binding = {"policyName": namespace, "matchResources": own}
+    return [
+        of | {"kind": "MutatingAdmissionPolicy", "spec": spec},
+        of | {"kind": "MutatingAdmissionPolicyBinding", "spec": binding},
+    ]
+
+
+def is_mounted(cluster: Cluster, claim: str, namespace: str) -> bool:
+    """The API server reads policies from a copy of its own."""
+    probe = pod("probe")
+    probe["metadata"]["labels"] = {names.LABEL_COMPONENT: names.COMPONENT_WORKER}
+    probe["spec"] |= {"volumes": [{"name": "a", "emptyDir": {}}]}
+    probe["spec"]["containers"][0] |= {"volumeMounts": [{"name": "a", "mountPath": "/a"}], "env": [{"name": "A"}]}
+    made = cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body=probe)
+    return any(volume["name"] == claim for volume in made["spec"]["volumes"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("as_it_comes")
+def test_the_example_as_it_is_completes_on_a_chart_without_a_value(cluster: Cluster, namespace: str, claim: str):
+    listed = mounts(claim, namespace)
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
+    try:
+        until(lambda: is_mounted(cluster, claim, namespace), what="the policy to be heeded", timeout_s=60)
+        cluster.kubectl("-n", namespace, "apply", "-f", str(REPOSITORY / "examples/cartpole/rljob.yaml"))
+        words = ("wait", "--for=condition=Complete", "rljob/cartpole", "--timeout=600s")
+        cluster.kubectl("-n", namespace, *words, timeout_s=610)
+    except CommandFailed as error:
+        told = cluster.kubectl("-n", namespace, "describe", "rljob,pods")
+        raise AssertionError(f"{error}\n{told[-4000:]}") from error
+    finally:
+        for kind in ("mutatingadmissionpolicybindings", "mutatingadmissionpolicies"):
+            cluster.api.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}/{namespace}")
+
+
+@pytest.fixture(scope="module")
+def release(as_it_comes: Release) -> Release:
+    quick = replace(as_it_comes, values={"operator": {"settings": {"progress_interval_s": 1}}})
+    quick.upgrade()
+    until(lambda: leads(quick), what="an operator to lead", timeout_s=60)
+    return quick
 
 
 def conditions(obj: dict[str, Any]) -> dict[str, str]:

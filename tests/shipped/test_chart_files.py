@@ -134,7 +134,8 @@ def test_images_are_named_after_their_folders_and_the_version():
     known = images.catalogue()
     assert known["control"].name == f"rlinf-operator:{yaml.safe_load(chart_yaml())['appVersion']}"
     assert known["control"].bases() == ["python:3.11-slim-bookworm"]
-    assert known["base"].name == OperatorSettings().driver_image == OperatorSettings().worker_image
+    assert known["base"].name == OperatorSettings().driver_image
+    assert known["actor-fsdp"].name == OperatorSettings().worker_image
     assert known["env-sim"].bases() == ["python:3.11-slim-bookworm"]
 
 

@@ -4,8 +4,9 @@
     python -m tools.chart.images control actor-fsdp these only
 
 Images are named rlinf-operator:VERSION, rlinf-worker-FOLDER:VERSION, and base rlinf-worker:VERSION, which is the
-operator's default for drivers and for pools whose template names none. What a Dockerfile's FROM would pull is swapped
-for the Debian of tools/testcluster, which needs no registry; where there is one, `docker build .` does the same.
+operator's default for drivers, as that of actor-fsdp is for pools that name none. What a Dockerfile's FROM would
+pull is swapped for the Debian of tools/testcluster, which needs no registry; where there is one, `docker build .` does
+the same.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_defaults_of_jobs_are_these():
     assert dataclasses.asdict(OperatorSettings()) == {
-        "worker_image": f"rlinf-worker:{__version__}",
+        "worker_image": f"rlinf-worker-actor-fsdp:{__version__}",
         "driver_image": f"rlinf-worker:{__version__}",
         "driver_template": {"text": ""},
         "image_pull_policy": "IfNotPresent",
