@@ -50,6 +50,10 @@ def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
     found |= {f"flow.{key}": value for key, value in said["flow"].items() if key != "steps"}
     if uri := said.get("checkpoint", {}).get("uri"):
         found["checkpoint.uri"] = uri
+    own_template = {} if pool else said.get("driver", {})
+    for field, entry in (("template.spec", said), ("driver.template.spec", own_template)):
+        if template := entry.get("template", {}).get("spec"):
+            found[field] = template
     for role in said["roles"]:
         own = {k: v for k, v in role.items() if k not in ("name", "workers", "spares")}
         found |= {f"roles[{role['name']}].{key}": value for key, value in own.items()}
@@ -137,6 +141,9 @@ RULES: Final[tuple[EditRule, ...]] = (
     _suspended("spec.pools", _names("pools", "o.name == e.name"), what="spec.pools: which pools there are"),
     _suspended("spec.pools[*].roles", _each("pools", "o.roles == e.roles")),
     _suspended("spec.pools[*].slots", _each("pools", "o.slots == e.slots")),
+    _suspended("spec.pools[*].image", _each("pools", "o.image == e.image")),
+    _suspended("spec.template.spec", _maybe("template.spec")),
+    _suspended("spec.driver.template.spec", _maybe("driver.template.spec")),
     _suspended("spec.pools[*].template.spec", _each("pools", _maybe("template.spec", new="e", old="o"))),
 )
 """In this order an edit of several is answered."""

@@ -152,8 +152,15 @@ class PoolSpec(Model):
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
     slots: SlotsSpec = SlotsSpec()
+    image: Annotated[str, Field(max_length=1024)] = ""
+    """Image of the pool's pods. Empty: that of container agent in the templates, else the operator's default."""
     template: Template = {}
-    """PodTemplateSpec, merged under what the operator owns."""
+    """PodTemplateSpec over spec.template, merged under what the operator owns; its container agent is ours."""
+
+
+class DriverSpec(Model):
+    template: Template = {}
+    """PodTemplateSpec over spec.template and the operator's defaults for drivers; its container driver is ours."""
 
 
 class PlacementMode(StrEnum):
@@ -354,6 +361,10 @@ class RLJobSpec(Model):
             json_schema_extra=by("name"),
         ),
     ]
+    template: Template = {}
+    """PodTemplateSpec of all pods of the job: pull secrets, tolerations, a priority class, a sidecar. What it says of
+    container agent holds for pools' pods, of container driver for the driver; more special templates win."""
+    driver: DriverSpec = DriverSpec()
     placement: PlacementSpec = PlacementSpec()
     objective: Objective = Objective.STEP_TIME
     min_gain_per_slot: Annotated[float, Field(ge=0, le=1)] = 0.0

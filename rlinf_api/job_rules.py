@@ -16,6 +16,7 @@ from rlinf_api.job import (
     RESOURCE_PATTERN,
     PlacementMode,
     PlacementSpec,
+    PoolSpec,
     Problem,
     Range,
     RLJobSpec,
@@ -71,6 +72,15 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
         yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
+        yield from _check_image(pool)
+    for field, template in (("spec.template", spec.template), ("spec.driver.template", spec.driver.template)):
+        yield from check_template(field, template)
+        if _pod_spec(template).get("hostNetwork"):
+            message = "got true, which would take the driver out of the job's NetworkPolicy; write it into a pool's "
+            yield Problem(field=f"{field}.spec.hostNetwork", message=message + "template")
+    if container_in(spec.driver.template, names.CONTAINER_AGENT):
+        message = f"names container {names.CONTAINER_AGENT!r}, which a driver's pod has not; write "
+        yield Problem(field="spec.driver.template", message=message + names.CONTAINER_DRIVER)
     yield from check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
@@ -145,6 +155,29 @@ def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
                 message=f"got {text!r}, wanted a quantity of at least {least} and at most {most} for {count} of a pod; "
                 f"write for example {'2Gi' if name == 'memory' else '1 or 500m'}",
             )
+
+
+def _check_image(pool: PoolSpec) -> Iterator[Problem]:
+    other = container_in(pool.template, names.CONTAINER_AGENT).get("image")
+    if pool.image and other and other != pool.image:
+        message = f"got {pool.image!r}, but container agent of the pool's template has {sentences.shown(other)}; "
+        yield Problem(field=f"spec.pools[{pool.name}].image", message=message + "remove one")
+
+
+def _pod_spec(template: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    spec = template.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
+def container_in(template: Mapping[str, JsonValue], name: str) -> Mapping[str, JsonValue]:
+    """Of its containers the one of this name; empty where there is none.
+
+    >>> container_in({"spec": {"containers": [{"name": "agent", "image": "a:1"}]}}, "agent")["image"]
+    'a:1'
+    """
+    listed = _pod_spec(template).get("containers")
+    found = (c for c in listed if isinstance(c, Mapping)) if isinstance(listed, list) else iter(())
+    return next((container for container in found if container.get("name") == name), {})
 
 
 def check_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:

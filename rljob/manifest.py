@@ -79,7 +79,7 @@ def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:
 def advice(spec: RLJobSpec) -> Iterator[str]:
     """What a right manifest may be sorry for on a cluster, in sentences; what is wrong is refused."""
     for pool in spec.pools:
-        if missing := _not_asked_for(pool):
+        if missing := _not_asked_for(spec, pool):
             given, none = pool.slots.resource, " and no ".join(missing)
             yield (
                 f"spec.pools[{pool.name}]: its pods ask for {given} and for no {none}: "
@@ -88,14 +88,14 @@ def advice(spec: RLJobSpec) -> Iterator[str]:
             )
 
 
-def _not_asked_for(pool: PoolSpec) -> list[str]:
+def _not_asked_for(spec: RLJobSpec, pool: PoolSpec) -> list[str]:
     """What a pool of accelerators does not ask for; for others the operator asks. A limit alone is a request, too. What
     is no mapping asks for nothing: the API server refuses it."""
     from rlinf_operator.manifests import pods
 
     if not pool.slots.resource:
         return []
-    found = pods.agent_field(pool, "resources")
+    found = pods.agent_field(spec, pool, "resources")
     given = found if isinstance(found, dict) else {}
     parts = (given.get(part) for part in ("requests", "limits"))
     asked = {name for part in parts if isinstance(part, dict) for name in part}

@@ -6,6 +6,7 @@ Ctrl-C once: the job stops at the next step boundary with a checkpoint; twice: e
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import logging.handlers
@@ -199,17 +200,25 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
     before any is made. One that is refused later is replaced, and refused again; one that waits for a Secret waits for
     ever, as nobody but the operator makes objects of a local run."""
     job = JobMeta(namespace=NAMESPACE, name=name, uid="")
+    told: set[str] = set()
     for pool in spec.pools:
-        secret = names.secret_name(name, f"pool:{pool.name}", uid=job.uid)
-        made = {("Secret", secret): (), ("ConfigMap", names.config_name(name)): (names.JOB_FILE,)}
-        field = f"spec.pools[{pool.name}].template"
-        try:
-            pod = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=DEFAULTS).manifest
-            sentences = [*podspec.refusals(pod), *podspec.unmade(pod, made=made)]
-        except (KeyError, TypeError, AttributeError) as error:  # shapes that an API server would refuse
-            sentences = [f"is no pod's: got {error!r}; compare it with what `kubectl explain pod.spec` says"]
-        for sentence in sentences:
-            yield Problem(field=field, message=sentence)
+        render = functools.partial(pods.worker, job, spec, pool=pool.name, ordinal=0)
+        for sentence in _beyond(f"pool:{pool.name}", render, name=name):
+            told.add(sentence)
+            yield Problem(field=f"spec.pools[{pool.name}].template", message=sentence)
+    for sentence in _beyond("driver", functools.partial(pods.driver, job, spec), name=name):
+        if sentence not in told:  # of spec.template, which holds for the pools as well
+            yield Problem(field="spec.driver.template", message=sentence)
+
+
+def _beyond(part: str, render: Callable[..., pods.Rendered], *, name: str) -> list[str]:
+    secret = names.secret_name(name, part, uid="")
+    made = {("Secret", secret): (), ("ConfigMap", names.config_name(name)): (names.JOB_FILE,)}
+    try:
+        pod = render(attempt=1, life=1, settings=DEFAULTS).manifest
+        return [*podspec.refusals(pod), *podspec.unmade(pod, made=made)]
+    except (KeyError, TypeError, AttributeError) as error:  # shapes that an API server would refuse
+        return [f"is no pod's: got {error!r}; compare it with what `kubectl explain pod.spec` says"]
 
 
 async def _run(

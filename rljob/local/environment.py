@@ -36,7 +36,7 @@ INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_*", "NVIDIA_*",
     "HF_*", "AWS_*", "GOOGLE_*", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy",
     "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
-    names.ENV_SETTINGS,  # a local run's driver has no template to say it in; a cluster has operator.driverTemplate
+    names.ENV_SETTINGS,  # of all pods whose template is silent; a cluster's drivers have operator.driverTemplate
 )  # fmt: skip
 INTERPRETERS = ("python", "python3")
 FILE_SCHEMES = ("file://", "file://localhost")

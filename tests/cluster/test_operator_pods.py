@@ -203,7 +203,7 @@ def test_a_missing_image_is_named_with_its_remedy_and_the_job_starts_once_it_is_
     message = says(job, "PodsReady", "ImageUnavailable")
     assert "cartpole-cpu-0-a1" in message
     assert missing in message
-    assert "correct the image in spec.pools[*].template" in message
+    assert "correct spec.pools[*].image" in message
     began = time.monotonic()
     if remedy == "the image appears":
         worker_image.load(cluster, name=missing)

@@ -488,6 +488,13 @@ SIDECARS: Final = (
         until=finished,
         expected={"a": PLAIN},
     ),
+    Scenario(
+        name="a-job-completes-beside-a-sidecar-of-all-its-pods",
+        jobs=(job(template={"spec": {"containers": [SHIPPER]}}),),
+        acts=(ENDS,),
+        until=finished,
+        expected={"a": beside_a_sidecar(PLAIN)},
+    ),
 )  # fmt: skip
 
 SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES, *RULES, *SIDECARS)

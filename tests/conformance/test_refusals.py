@@ -92,12 +92,17 @@ HELD = {
     "spec.pools": edited("pools.0.name", "other"),
     "spec.pools[*].roles": edited("pools.1.roles", ["actor"]),
     "spec.pools[*].slots": edited("pools.0.slots.perPod", 4),
+    "spec.pools[*].image": edited("pools.0.image", "other:1"),
+    "spec.template.spec": edited("template", {"spec": {"priorityClassName": "high"}}),
+    "spec.driver.template.spec": edited("driver", {"template": {"spec": {"priorityClassName": "high"}}}),
     "spec.pools[*].template.spec": edited("pools.0.template", {"spec": {"priorityClassName": "high"}}),
 }
 FREE = {
     "flow.steps": edited("flow.steps", 7),
     "checkpoint": edited("checkpoint.everySteps", 9),
     "pods": edited("pools.0.pods", {"min": 1, "max": 3}),
+    "the metadata of all pods": edited("template", {"metadata": {"labels": {"team": "a"}}}),
+    "the driver's metadata": edited("driver", {"template": {"metadata": {"labels": {"team": "a"}}}}),
     "a template's metadata": edited("pools.0.template", {"metadata": {"labels": {"team": "a"}}}),
     "the roles in another order": edited("roles", job()["spec"]["roles"][::-1]),
     "a pool's roles in another order": edited("pools.0.roles", ["rollout", "actor", "env"]),

@@ -95,6 +95,8 @@ class World(ABC):
     async def apply(self, manifest: Manifest) -> None:
         made = json.loads(json.dumps(manifest))
         made["metadata"]["namespace"] = self.namespace
+        of_all = made["spec"].get("template", {}).get("spec", {})
+        of_all |= {"containers": [self.container(**c) for c in of_all["containers"]]} if "containers" in of_all else {}
         for pool in made["spec"]["pools"]:
             beside = (pool.get("template") or {}).get("spec", {}).get("containers", [])
             pool["template"] = self.template()

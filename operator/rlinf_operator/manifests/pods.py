@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rlinf_api import names, quantities
 from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
+from rlinf_api.job_rules import container_in
 from rlinf_operator.manifests import template
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs, labels, metadata
 from rlinf_operator.settings import OperatorSettings
@@ -79,11 +80,21 @@ def driver(
         "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
-    wanted = settings.driver_template.parsed()
+    administrators, jobs = settings.driver_template.parsed(), driver_template(spec)
+    layers = {
+        "the operator's driver_template": administrators, "spec.template": spec.template,
+        "spec.driver.template": spec.driver.template,
+    }  # fmt: skip
+    theirs = (*_ADMINISTRATORS_FIELDS, *(f for f in _USERS_FIELDS if container_in(jobs, names.CONTAINER_DRIVER).get(f)))
     return _merged(
-        owned, wanted, container=names.CONTAINER_DRIVER, theirs=_ADMINISTRATORS_FIELDS,
-        where="the operator's driver_template",
+        owned, template.overlay(administrators, jobs), container=names.CONTAINER_DRIVER, theirs=theirs,
+        where=" or ".join(name for name, layer in layers.items() if layer),
     )  # fmt: skip
+
+
+def driver_template(spec: RLJobSpec) -> Manifest:
+    """All that the job says of its driver."""
+    return template.overlay(_without(spec.template, names.CONTAINER_AGENT), spec.driver.template)
 
 
 def worker(
@@ -118,8 +129,28 @@ def worker(
         "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=settings.worker_grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
-    where = f"spec.pools[{pool}].template"
-    return _merged(owned, own.template, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
+    where = f"spec.template or spec.pools[{pool}].template" if spec.template else f"spec.pools[{pool}].template"
+    wanted = pool_template(spec, own)
+    return _merged(owned, wanted, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
+
+
+def pool_template(spec: RLJobSpec, pool: PoolSpec) -> Manifest:
+    """All that the job says of the pool's pods, the more special over the more general."""
+    found = _without(spec.template, names.CONTAINER_DRIVER)
+    if pool.image:
+        container = {"name": names.CONTAINER_AGENT, "image": pool.image}
+        found = template.overlay(found, {"spec": {"containers": [container]}})
+    return template.overlay(found, pool.template)
+
+
+def _without(wanted: Manifest, container: str) -> Manifest:
+    """A template of all pods, for those that have no such container."""
+    spec = wanted.get("spec")
+    listed = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(listed, list) or not isinstance(spec, dict):
+        return wanted
+    kept = [c for c in listed if not (isinstance(c, dict) and c.get("name") == container)]
+    return {**wanted, "spec": {**spec, "containers": kept}}
 
 
 def _merged(
@@ -154,14 +185,9 @@ def shm_bytes(slots: SlotsSpec, *, settings: OperatorSettings) -> int:
     return max(MIN_SHM_BYTES, int(_memory_bytes(slots) * settings.shm_share) // mebibyte * mebibyte)
 
 
-def agent_field(pool: PoolSpec, field: str) -> Any:
-    """A field of the template's `agent` container."""
-    spec = pool.template.get("spec")
-    containers = spec.get("containers") if isinstance(spec, dict) else None
-    for container in containers if isinstance(containers, list) else []:
-        if isinstance(container, dict) and container.get("name") == names.CONTAINER_AGENT:
-            return container.get(field)
-    return None
+def agent_field(spec: RLJobSpec, pool: PoolSpec, field: str) -> Any:
+    """A field of the templates' `agent` container."""
+    return container_in(pool_template(spec, pool), names.CONTAINER_AGENT).get(field)
 
 
 def checkpoint_uri(job: JobMeta, spec: RLJobSpec, *, settings: OperatorSettings) -> str:
@@ -304,5 +330,5 @@ def _cores(cores: Decimal) -> str:
 
 def _own_image(spec: RLJobSpec) -> str:
     """The image of the user's own flow: of the first pool that names one."""
-    images = (agent_field(pool, "image") for pool in spec.pools)
+    images = (agent_field(spec, pool, "image") for pool in spec.pools)
     return next((image for image in images if isinstance(image, str) and image), "")

@@ -249,7 +249,7 @@ def _pods_ready(draft: Draft, needed: Sequence[PodPlace], pods: Pods) -> Said:
     if imageless:
         why = f"{imageless[0].waiting_reason} {imageless[0].waiting_message}".strip()
         who = places.summary(imageless)
-        message = f"the image of {who} cannot be had: {why}; correct the image in spec.pools[*].template"
+        message = f"the image of {who} cannot be had: {why}; correct spec.pools[*].image, or the image in a template"
         return Status.FALSE, Reason.IMAGE_UNAVAILABLE, message
     deadline_s = draft.settings.pods_ready_deadline_s
     late = [p for p in waiting if draft.now - p.created_at > timedelta(seconds=deadline_s)]

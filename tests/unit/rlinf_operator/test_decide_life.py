@@ -67,7 +67,7 @@ def test_a_missing_image_names_pod_and_remedy():
     world = ppo_job().world().created()
     world.waiting("math-sim-0-a1", reason="ImagePullBackOff", message="no such tag").step()
     assert world.condition("PodsReady") == ("False", "ImageUnavailable")
-    assert "correct the image in spec.pools[*].template" in world.message("PodsReady")
+    assert "correct spec.pools[*].image" in world.message("PodsReady")
 
 
 def test_the_driver_is_told_its_plan_whenever_it_reports_another():
