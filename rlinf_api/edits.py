@@ -3,7 +3,7 @@
     in place          flow.steps, checkpoint.everySteps and keep (Goal: the driver is told), and all that only operator
                       and scheduler read: bounds of pods and workers, placement, policies, deadlines, suspend
     while suspended   what pods are made from (`inputs`): a resume makes them anew. So while it starts: no step is lost
-    never             seed, the flow's name, roles and their kinds: another job
+    never             seed, the flow's name, roles and their kinds: another job; who looks after it
 
 The API server refuses an edit of the last two by the rules of `RULES`, in CEL, with `oldSelf`; the store of local mode
 by `refusal`, word for word. A template's metadata, and an order of entries, are no inputs.
@@ -127,6 +127,7 @@ def _names(entries: str, same: str) -> str:
 
 RULES: Final[tuple[EditRule, ...]] = (
     _never("spec.seed", "self.spec.seed == oldSelf.spec.seed"),
+    _never("spec.managedBy", "self.spec.managedBy == oldSelf.spec.managedBy"),
     _never("spec.flow.name", "self.spec.flow.name == oldSelf.spec.flow.name"),
     _never(
         "spec.roles", _names("roles", "o.name == e.name && o.kind == e.kind"), what="spec.roles: roles and their kinds"
@@ -161,6 +162,8 @@ def _moved(old: RLJobSpec, new: RLJobSpec) -> Iterator[str]:
     pools = [{pool.name for pool in spec.pools} for spec in (old, new)]
     if pools[0] != pools[1]:
         yield "spec.pools"
+    if old.managed_by != new.managed_by:
+        yield "spec.managedBy"
     for pool in ("", *(pools[0] & pools[1])):
         for field in moved(inputs(old, pool), inputs(new, pool)):
             general = re.sub(r"\[[^\]]*\]", "[*]", f"spec.{field}")

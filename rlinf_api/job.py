@@ -27,6 +27,7 @@ from rlinf_api.conditions import Condition, Time
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+CONTROLLER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$"
 PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
 
 
@@ -373,6 +374,9 @@ class RLJobSpec(Model):
     failure_policy: FailurePolicySpec = FailurePolicySpec()
     all_or_nothing: AllOrNothingSpec | None = None
     suspend: bool = False
+    managed_by: Annotated[str, Field(max_length=63, pattern=CONTROLLER_PATTERN)] = names.OPERATOR
+    """Controller that looks after the job: this operator, or one that runs it elsewhere and writes its status, such as
+    kueue.x-k8s.io/multikueue. Fixed once the job exists."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
 

@@ -16,6 +16,7 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 PROTOCOL: Final = 1  # every hello and welcome says it; a part that speaks another one is refused with a sentence
 MANAGER: Final = "rlinf-operator"
+OPERATOR: Final = "rlinf.io/operator"  # spec.managedBy of the jobs that are ours
 
 # --- labels and annotations -------------------------------------------------------------------------------------------
 LABEL_JOB: Final = f"{GROUP}/job"

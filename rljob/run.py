@@ -199,6 +199,9 @@ def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:
     """What the pools' templates ask for and processes cannot be given: the pods as the operator renders them, looked at
     before any is made. One that is refused later is replaced, and refused again; one that waits for a Secret waits for
     ever, as nobody but the operator makes objects of a local run."""
+    if spec.managed_by != names.OPERATOR:
+        message = f"got {spec.managed_by!r}: another controller is to run it, and this machine has none; remove it"
+        yield Problem(field="spec.managedBy", message=message)
     job = JobMeta(namespace=NAMESPACE, name=name, uid="")
     told: set[str] = set()
     for pool in spec.pools:

@@ -60,6 +60,10 @@ RLPLAN_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Measured", "number", ".status.measured.periodSeconds", "measured seconds per step", 1),
     ("Ratio", "number", ".status.measured.ratioToPrediction", "measured against predicted", 1),
 )
+SELECTABLE: Final = {
+    "RLJob": (".spec.flow.name", ".spec.managedBy", ".status.state"), "RLPlan": (".spec.job.name", ".spec.source"),
+}  # fmt: skip
+"""What `--field-selector` may ask for, from Kubernetes 1.31 on; older API servers leave it out."""
 IMMUTABLE: Final = {
     "rule": "self == oldSelf",
     "message": "spec of an RLPlan cannot change; write another RLPlan with the next revision",
@@ -182,6 +186,7 @@ def crd(
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [_column(*column) for column in columns],
+        "selectableFields": [{"jsonPath": path} for path in SELECTABLE[kind]],
         "schema": {"openAPIV3Schema": root},
     }
     return {

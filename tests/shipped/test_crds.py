@@ -180,3 +180,12 @@ def test_every_example_is_valid():
     for file, job in jobs:
         assert [str(p) for p in supported.validate(job)[1]] == [], file
         assert list(unknown(job["spec"], root("rlinf.io_rljobs.yaml")["properties"]["spec"])) == [], file
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_field_that_may_be_selected_by_is_a_plain_one(name):
+    """An API server refuses a CRD with another."""
+    listed = [field["jsonPath"] for field in crd(name)["spec"]["versions"][0]["selectableFields"]]
+    known = dict(nodes(root(name)))
+    assert listed
+    assert {known[path]["type"] for path in listed} <= {"string", "integer", "boolean"}

@@ -22,7 +22,7 @@ from rlinf_api.conditions import JobCondition, Status
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.refusals import Refusals
-from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.manifests.metadata import JobKey, Manifest, is_anothers
 from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class JobsCheck:
             try:
                 async for page in self._api.pages("RLJob", namespace=namespace):
                     versions |= {_key(job): int(job["metadata"]["resourceVersion"]) for job in page.items}
-                    counts.update(map(state_of, page.items))
+                    counts.update(state_of(job) for job in page.items if not is_anothers(job))
             except RLinfError as error:
                 if not self._refusals.refused(namespace, "RLJob", error):
                     raise

@@ -97,6 +97,11 @@ def metadata(job: JobMeta, name: str, *, label: dict[str, str], annotations: dic
     return found
 
 
+def is_anothers(job: Manifest) -> bool:
+    """Whether another controller looks after this RLJob, and writes its status."""
+    return (job.get("spec") or {}).get("managedBy", names.OPERATOR) != names.OPERATOR  # type: ignore[no-any-return]
+
+
 def native_sidecars(pod: Manifest) -> frozenset[str]:
     """Init containers that go on beside the others and are started again when they end."""
     inits = (pod.get("spec") or {}).get("initContainers") or []

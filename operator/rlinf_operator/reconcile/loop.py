@@ -26,7 +26,7 @@ from rlinf_operator.clients.driver import Drivers, OnChange
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.scheduler import Scheduler
-from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.manifests.metadata import JobKey, Manifest, is_anothers
 from rlinf_operator.reconcile import examining, plans
 from rlinf_operator.reconcile.apply import Applied, Clients, apply
 from rlinf_operator.reconcile.decide import decide
@@ -132,7 +132,7 @@ class Reconciler:
         observed = await observe(
             key, store=self._store, drivers=self._drivers, now=now, progress_due=due, trusted=trusted
         )
-        if observed is None:
+        if observed is None or is_anothers(observed.manifest):
             self._forget(key)
             return Applied()
         if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:

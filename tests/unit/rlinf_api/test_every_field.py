@@ -61,6 +61,7 @@ READ = {
     "failurePolicy.rules.maxRestarts": ("rlinf_worker/driver/rules.py", "met.rule.max_restarts"),
     "failurePolicy.rules.backOffSeconds": (RULES, "rule.back_off_seconds"),
     "failurePolicy.rules.afterSeconds": (RULES, "rule.after_seconds"),
+    "managedBy": ("operator/rlinf_operator/manifests/metadata.py", '.get("managedBy"'),
     "suspend": (DECIDE, "spec.suspend"),
     "ttlSecondsAfterFinished": ("operator/rlinf_operator/reconcile/ending.py", "spec.ttl_seconds_after_finished"),
     "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),

@@ -173,6 +173,14 @@ def test_restart_job_makes_all_pods_anew_as_another_life_and_counts_once():
     assert "2 failures met rule 'nccl'" in world.message("Failed")
 
 
+def test_a_place_whose_pods_had_the_job_restarted_waits_no_longer_than_the_others():
+    world = running({"role": "actor", "action": "RestartJob"})
+    for life in (1, 2):
+        world.exited(f"math-train-0-a{life}", 1).step()
+        assert f"math-train-0-a{life + 1}" in world.names()
+        world.all_ready().report(plan_revision=1).step()
+
+
 def test_a_restart_of_the_job_waits_for_its_back_off_and_is_one_life():
     world = running({"exitCodes": [3], "action": "RestartJob", "backOffSeconds": 30})
     decision = world.exited(SIM, 3).step()

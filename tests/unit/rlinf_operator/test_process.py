@@ -344,6 +344,7 @@ async def test_a_check_that_keeps_failing_makes_the_operator_unready(server):
 async def test_jobs_are_counted_by_state(server):
     for name, status in (("a", {"Running": "True"}), ("b", {"Complete": "True", "Running": "False"}), ("c", {})):
         server.put(job(name, **status))
+    server.put(job("d") | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}})
     check, _ = check_of(server)
     await check.once()
     value = server.metrics.registry.get_sample_value

@@ -79,6 +79,24 @@ def test_the_more_special_wins_and_lists_of_named_things_are_joined():
         assert any(t.get("key") == "node.kubernetes.io/unreachable" for t in spec["tolerations"])
 
 
+def test_two_tolerations_of_one_key_are_two():
+    base, over = {"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}
+    spec = job({"template": {"spec": {"tolerations": [over, base]}}}, template={"spec": {"tolerations": [base]}})
+    assert [t for t in worker(spec).manifest["spec"]["tolerations"] if t["key"] == "gpu"] == [base, over]
+
+
+def test_a_container_of_two_templates_has_what_both_say():
+    base = {"name": "agent", "env": [{"name": "A", "value": "1"}]}
+    over = {"name": "agent", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}
+    spec = job(
+        {"template": {"spec": {"containers": [over | {"tty": True}]}}},
+        template={"spec": {"containers": [base | {"stdin": True}]}},
+    )
+    agent = own(worker(spec))
+    assert (agent["tty"], agent["stdin"]) == (True, True)
+    assert [e for e in agent["env"] if e["name"] == "A"] == over["env"], "a variable has one source"
+
+
 def test_a_variable_that_two_templates_have_is_the_special_ones():
     def env(value):
         return {"spec": {"containers": [{"name": "agent", "env": [{"name": "A", "value": value}]}]}}
