@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlinf_api.conditions import JobState
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import RLJobSpec, roles_in_cel
 from rlinf_api.report import Goal
 from rlinf_api.unknown import compact
 
@@ -125,12 +125,20 @@ def _names(entries: str, same: str) -> str:
     return f"{size} && self.spec.{entries}.all(e, oldSelf.spec.{entries}.exists(o, {same}))"
 
 
+_NEW_ROLES, _OLD_ROLES = (roles_in_cel(spec, with_kinds=True) for spec in ("self.spec", "oldSelf.spec"))
 RULES: Final[tuple[EditRule, ...]] = (
     _never("spec.seed", "self.spec.seed == oldSelf.spec.seed"),
     _never("spec.managedBy", "self.spec.managedBy == oldSelf.spec.managedBy"),
     _never("spec.flow.name", "self.spec.flow.name == oldSelf.spec.flow.name"),
     _never(
-        "spec.roles", _names("roles", "o.name == e.name && o.kind == e.kind"), what="spec.roles: roles and their kinds"
+        "spec.roles",
+        f"{_NEW_ROLES}.size() == {_OLD_ROLES}.size() && {_NEW_ROLES}.all(x, x in {_OLD_ROLES})",
+        what="spec.roles: roles and their kinds",
+    ),
+    _suspended(
+        "spec.roles[*]",
+        "(self.spec.roles.size() == 0) == (oldSelf.spec.roles.size() == 0)",
+        what="spec.roles[*]: whether they are written out",
     ),
     _suspended("spec.flow.config", "self.spec.flow.config == oldSelf.spec.flow.config"),
     _suspended("spec.flow.maxStaleness", "self.spec.flow.maxStaleness == oldSelf.spec.flow.maxStaleness"),
@@ -150,11 +158,21 @@ RULES: Final[tuple[EditRule, ...]] = (
 """In this order an edit of several is answered."""
 
 
-def refusal(old: RLJobSpec, new: RLJobSpec, *, status: Mapping[str, Any]) -> str:
-    """The sentence of the first rule that the edit breaks; empty: it breaks none."""
-    broken = set(_moved(old, new))
+def refusal(before: Mapping[str, Any], after: Mapping[str, Any], *, status: Mapping[str, Any]) -> str:
+    """The sentence of the first rule that an edit of a spec, as it is written, breaks; empty: it breaks none."""
+    old, new = (RLJobSpec.model_validate(spec) for spec in (before, after))
+    broken = {*_moved(old, new), *_written_out(before, after)}
     is_free = old.suspend or new.suspend or not status.get("attempt") or status.get("state") in STARTS
     return next((r.message for r in RULES if r.field in broken and not (r.free_while_suspended and is_free)), "")
+
+
+def _written_out(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Fields of RULES that are looked at as they stand there, and not by what they mean: CEL knows no more."""
+    if bool(before.get("roles")) != bool(after.get("roles")):
+        yield "spec.roles[*]"
+    old, new = ({p["name"]: set(p.get("roles") or ()) for p in spec.get("pools", ())} for spec in (before, after))
+    if any(roles != new[name] for name, roles in old.items() if name in new):
+        yield "spec.pools[*].roles"
 
 
 def _moved(old: RLJobSpec, new: RLJobSpec) -> Iterator[str]:

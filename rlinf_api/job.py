@@ -2,7 +2,7 @@
 
 Unknown keys are errors. A rule that the API server can check is CEL here (`cel(...)`), with a message that names the
 field and the remedy; `edits.py` has those about an edit, `job_rules.py` what CEL cannot say. Nothing in here knows
-which flows or role kinds exist: that is `supported.py`.
+which flows or role kinds exist: that is `flows.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
-from rlinf_api import names, quantities
+from rlinf_api import flows, names, quantities
 from rlinf_api.conditions import Condition, Time
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -34,6 +35,15 @@ PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
 def cel(rule: str, message: str) -> JsonDict:
     """One x-kubernetes-validations entry."""
     return {"rule": rule, "message": message}
+
+
+def roles_in_cel(spec: str, *, with_kinds: bool = False) -> str:
+    """The names of a spec's roles, or "name:kind", as a list in CEL: as written, or the defaults of its flow."""
+    listed = {flow: flows.roles_of(flow).items() for flow in flows.WITH_ROLES}
+    known = {flow: [f"{n}:{kind}" if with_kinds else n for n, kind in roles] for flow, roles in listed.items()}
+    written = "r.name + ':' + r.kind" if with_kinds else "r.name"
+    name = f"{spec}.flow.name"
+    return f"({spec}.roles.size() > 0 ? {spec}.roles.map(r, {written}) : ({name} in {known} ? {known}[{name}] : []))"
 
 
 def by(key: str) -> JsonDict:
@@ -146,10 +156,8 @@ class SlotsSpec(Model):
 
 class PoolSpec(Model):
     name: Name
-    roles: Annotated[
-        list[Name], Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
-    ]
-    """Roles that may run here; the pool's certificate may register only these."""
+    roles: Annotated[list[Name], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})] = []
+    """Roles that may run here; the pool's certificate may register only these. Empty: all, in a job of one pool."""
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
     slots: SlotsSpec = SlotsSpec()
@@ -320,20 +328,30 @@ class RLJobSpec(Model):
         json_schema_extra={
             "x-kubernetes-validations": [
                 cel(
-                    "self.roles.all(r, self.pools.exists(p, r.name in p.roles))",
+                    f"self.roles.size() > 0 || self.flow.name in {list(flows.WITH_ROLES)}",
+                    f"spec.roles is empty, which only a job of flow {' or '.join(flows.WITH_ROLES)} may leave so; "
+                    "write the roles of your flow",
+                ),
+                cel(
+                    "self.pools.size() == 1 || self.pools.all(p, p.roles.size() > 0)",
+                    "spec.pools[*].roles is empty, which only the one pool of a job may leave so; write the roles that "
+                    "may run there",
+                ),
+                cel(
+                    f"{roles_in_cel('self')}.all(n, self.pools.exists(p, p.roles.size() == 0 || n in p.roles))",
                     "spec.roles has a role that no pool may run; add its name to spec.pools[*].roles",
                 ),
                 cel(
-                    "self.pools.all(p, p.roles.all(n, self.roles.exists(r, r.name == n)))",
+                    f"self.pools.all(p, p.roles.all(n, n in {roles_in_cel('self')}))",
                     "spec.pools[*].roles names a role that spec.roles does not have; add the role or remove the name",
                 ),
                 cel(
-                    "self.failurePolicy.rules.all(f, f.role == '' || self.roles.exists(r, r.name == f.role))",
+                    f"self.failurePolicy.rules.all(f, f.role == '' || f.role in {roles_in_cel('self')})",
                     "spec.failurePolicy.rules[*].role is none of spec.roles; correct it",
                 ),
                 cel(
                     "self.failurePolicy.rules.all(f, f.pool == '' || self.pools.exists(p, p.name == f.pool &&"
-                    " (f.role == '' || f.role in p.roles)))",
+                    " (f.role == '' || p.roles.size() == 0 || f.role in p.roles)))",
                     "spec.failurePolicy.rules[*].pool is none of spec.pools, or does not run the rule's role; "
                     "correct one of them",
                 ),
@@ -344,16 +362,10 @@ class RLJobSpec(Model):
     flow: FlowSpec
     model: ModelSpec | None = None
     data: DataSpec | None = None
-    roles: Annotated[
-        list[RoleSpec],
-        Field(
-            min_length=1,
-            max_length=16,
-            json_schema_extra=by("name"),
-        ),
-    ]
-    """Who does the work, by name. Flow ppo: {name: env, kind: gymnasium}, {name: rollout, kind: torch},
-    {name: actor, kind: fsdp}. No default: plans, pools and edits name them (docs/adr/0019)."""
+    roles: Annotated[list[RoleSpec], Field(max_length=16, json_schema_extra=by("name"))] = []
+    """Who does the work, by name. Empty: those of flow ppo, {name: env, kind: gymnasium}, {name: rollout, kind: torch},
+    {name: actor, kind: fsdp}, or of flow grpo, rollout of kind transformers, reward: rule, actor: fsdp; one worker
+    each. Of any other flow they are written out."""
     pools: Annotated[
         list[PoolSpec],
         Field(
@@ -379,6 +391,11 @@ class RLJobSpec(Model):
     kueue.x-k8s.io/multikueue. Fixed once the job exists."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_roles(cls, value: Any) -> Any:
+        return flows.filled(value)
 
     def role(self, name: str) -> RoleSpec:
         return next(r for r in self.roles if r.name == name)

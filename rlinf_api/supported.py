@@ -18,27 +18,8 @@ from pydantic import ValidationError
 
 from rlinf_api import job as api
 from rlinf_api import job_rules, sentences, storable
+from rlinf_api.flows import FLOW_OF_KIND, FLOWS, KINDS, fits, kind_of
 from rlinf_api.job import Problem, RLJobSpec
-
-FLOWS: Final[dict[str, tuple[str, ...]]] = {
-    "ppo": ("env", "rollout", "actor"),
-    "grpo": ("rollout", "reward", "actor"),
-    "synthetic": (),
-}
-"""Registered flows and the names of the roles each of them uses; none: the flow's config names them."""
-
-KINDS: Final[dict[str, str]] = {
-    "gymnasium": "env",
-    "torch": "rollout",
-    "transformers": "rollout",
-    "rule": "reward",
-    "fsdp": "actor",
-    "synthetic": "",
-}
-"""Registered kinds and the role of a flow that each of them can play; empty: any role of flow synthetic."""
-
-FLOW_OF_KIND: Final[dict[str, str]] = {"gymnasium": "ppo", "torch": "ppo", "transformers": "grpo", "rule": "grpo"}
-"""The registered flow that alone has roles of a kind; others are in several."""
 
 LATER_KINDS: Final = ("vllm",)
 
@@ -138,23 +119,19 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
         yield Problem(field=field, message=f"got {role.kind!r} in flow {spec.flow.name!r}, but {whole}; change one")
     elif spec.flow.name in FLOWS and FLOW_OF_KIND.get(role.kind, spec.flow.name) != spec.flow.name:
         message = f"{role.kind!r} is of flow {FLOW_OF_KIND[role.kind]!r}, not {spec.flow.name!r}; "
-        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and _fits(k, spec.flow.name))
+        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and fits(k, spec.flow.name))
         yield Problem(field=field, message=f"{message}write {fitting or 'a kind of that flow'}, or module:Class")
     elif spec.flow.name in FLOWS and role.name in FLOWS[spec.flow.name] and KINDS[role.kind] != role.name:
-        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and _fits(k, spec.flow.name))
+        fitting = ", ".join(k for k, plays in KINDS.items() if plays == role.name and fits(k, spec.flow.name))
         yield Problem(
             field=field,
             message=f"{role.kind!r} plays {KINDS[role.kind]!r}, not {role.name!r}; write {fitting}, or module:Class",
         )
 
 
-def _fits(kind: str, flow: str) -> bool:
-    return flow not in FLOWS or FLOW_OF_KIND.get(kind, flow) == flow
-
-
 def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
-    """Of roles that are not there, or empty, with what to write: they have no defaults (docs/adr/0019). `raw`: the spec
-    as it was written.
+    """Of roles that are not there, or empty, where they have no default (docs/adr/0045), with what to write. `raw`: the
+    spec as it was written.
 
     >>> missing = Problem(field="spec.roles", message="is missing; write it")
     >>> str(_with_lines(missing, {"flow": {"name": "own:flow"}}))
@@ -173,7 +150,7 @@ def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
     what = "is missing" if empty is None else f"got {empty}"
     if is_job:
         whose = f"those of flow {flow!r}: " if of_flow else "those of your flow, such as "
-        lines = ", ".join(f"{{name: {role}, kind: {_kind_of(role, flow)}}}" for role in of_flow or _EXAMPLE)
+        lines = ", ".join(f"{{name: {role}, kind: {kind_of(role, flow)}}}" for role in of_flow or _EXAMPLE)
         return Problem(field=problem.field, message=f"{what}; write {whose}[{lines}]")
     own = raw.get("roles")
     written = [r["name"] for r in own if isinstance(r, Mapping) and r.get("name")] if isinstance(own, list) else []
@@ -181,12 +158,6 @@ def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
     whose = "for all: " if known else "such as "
     lines = ", ".join(known or _EXAMPLE)
     return Problem(field=problem.field, message=f"{what}; write the roles that may run there, {whose}[{lines}]")
-
-
-def _kind_of(role: str, flow: str) -> str:
-    if flow == SYNTHETIC:
-        return flow
-    return next((kind for kind, plays in KINDS.items() if plays == role and _fits(kind, flow)), "module:Class")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +189,22 @@ def examine(manifest: object) -> Examined:
     except ValidationError as error:
         said = sentences.problems(error, RLJobSpec, value=raw, prefix="spec")
         return Examined(spec=None, wrong=(*found, *(_with_lines(problem, raw) for problem in said)))
+    left_out = [_with_lines(problem, raw) for problem in _left_out(spec, raw)]
+    if left_out:
+        return Examined(spec=None, wrong=(*found, *left_out))
     return Examined(spec=spec, wrong=(*found, *job_rules.check(spec)), later=tuple(unsupported(spec)))
+
+
+def _left_out(spec: RLJobSpec, raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Roles that were not written and have no default."""
+    empty = "got [], wanted at least 1; write it"
+    if not spec.roles:
+        yield Problem(field=_ROLES, message="is missing; write it" if "roles" not in raw else empty)
+    pools = raw.get("pools", [])
+    for pool, written in zip(spec.pools, pools, strict=True):
+        if not pool.roles:
+            message = "is missing; write it" if "roles" not in written else empty
+            yield Problem(field=f"spec.pools[{pool.name}].roles", message=message)
 
 
 def validate(manifest: object) -> tuple[RLJobSpec | None, list[Problem]]:

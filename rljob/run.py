@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_api import names
+from rlinf_api import flows, names
 from rlinf_api.errors import InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
 from rlinf_api.profile import Profile, key_of
@@ -143,6 +143,8 @@ def _interrupted(job: Mapping[str, Any]) -> Ending:
 
 def _checked(options: Options) -> manifests.Checked:
     raw = manifests.read(options.file)
+    if isinstance(raw.get("spec"), dict):
+        raw["spec"] = flows.filled(raw["spec"])  # so that --set may name a role which the file does not
     manifests.override(raw, options.assignments)
     if options.seed is not None:
         manifests.override(raw, [f"spec.seed={options.seed}"])

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 
 from rlinf_api import edits, times
 from rlinf_api.errors import Conflict, InvariantBroken
-from rlinf_api.job import RLJobSpec
 from rlinf_api.store import AlreadyExists, Change, Expired, Invalid, Listing, NotFound
 from rljob.local.objects import Manifest, clone, merge_patch, meta, ref
 
@@ -269,10 +268,9 @@ class MemoryStore:
     def _refusal(old: Manifest, new: Manifest) -> str:
         """Of an edit of an RLJob, as by the CRD's rules. What is no spec is not looked at: the operator names it."""
         try:
-            specs = [RLJobSpec.model_validate(job.get("spec")) for job in (old, new)]
+            return edits.refusal(old.get("spec") or {}, new.get("spec") or {}, status=old.get("status") or {})
         except ValidationError:
             return ""
-        return edits.refusal(*specs, status=old.get("status") or {})
 
     @staticmethod
     def _substance(obj: Manifest) -> Manifest:

@@ -105,6 +105,13 @@ ENDS: Final = at_step(1, GO)
 BEGINNINGS: Final = (
     Scenario(name="a-job-completes", jobs=(job(),), acts=(ENDS,), until=finished, expected={"a": PLAIN}),
     Scenario(
+        name="a-job-that-writes-no-roles-completes",
+        jobs=(job(roles=[], pool={"roles": []}),),
+        acts=(ENDS,),
+        until=finished,
+        expected={"a": PLAIN},
+    ),
+    Scenario(
         name="a-wrong-value-is-named-and-can-be-repaired",
         jobs=(job(checkpoint={"uri": "relative"}),),
         acts=(once("Valid=False", edit(checkpoint=OF_A)), ENDS),

@@ -5,7 +5,7 @@ import copy
 import pytest
 import yaml
 
-from rlinf_api import supported
+from rlinf_api import flows, supported
 from tests.builders import make_job, ppo_job
 
 
@@ -254,34 +254,62 @@ def smallest(flow="ppo"):
     return manifest
 
 
-def test_roles_that_are_missing_are_given_to_write():
-    assert [str(p) for p in supported.validate(smallest())[1]] == [
-        f"spec.roles: is missing; write those of flow 'ppo': {OF_PPO}",
-        "spec.pools[sim].roles: is missing; write the roles that may run there, for all: [env, rollout, actor]",
-    ]
+def test_a_job_of_a_registered_flow_needs_no_roles_and_its_one_pool_runs_them_all():
+    spec, problems = supported.validate(smallest())
+    assert problems == []
+    assert spec is not None
+    assert [(role.name, role.kind) for role in spec.roles] == [
+        ("env", "gymnasium"), ("rollout", "torch"), ("actor", "fsdp"),
+    ]  # fmt: skip
+    assert [pool.roles for pool in spec.pools] == [["env", "rollout", "actor"]]
+    written = smallest()
+    written["spec"]["roles"] = yaml.safe_load(OF_PPO)
+    written["spec"]["pools"][0]["roles"] = ["env", "rollout", "actor"]
+    assert supported.validate(written)[0] == spec
 
 
-def test_what_is_given_to_write_is_right():
+def test_flow_grpo_has_roles_of_its_own_kinds():
+    spec, _ = supported.validate(smallest("grpo"))
+    assert spec is not None
+    assert {role.name: role.kind for role in spec.roles} == {
+        "rollout": "transformers", "reward": "rule", "actor": "fsdp",
+    }  # fmt: skip
+
+
+def test_an_empty_list_is_what_an_api_server_makes_of_none():
     manifest = smallest()
-    for problem in supported.validate(manifest)[1]:
-        lines = yaml.safe_load(problem.message.partition(": ")[2])
-        (manifest["spec"]["pools"][0] if "pools" in problem.field else manifest["spec"])["roles"] = lines
+    manifest["spec"]["roles"] = manifest["spec"]["pools"][0]["roles"] = []
+    assert supported.validate(manifest) == supported.validate(smallest())
+
+
+def test_null_is_no_default():
+    manifest = smallest()
+    manifest["spec"]["roles"] = None
+    said = [str(p) for p in supported.validate(manifest)[1]]
+    assert f"spec.roles: got nothing (null); write those of flow 'ppo': {OF_PPO}" in said
+
+
+def test_with_several_pools_each_lists_its_own_as_its_certificate_lets_only_those_in():
+    manifest = smallest()
+    manifest["spec"]["pools"].append({"name": "train", "roles": []})
+    assert [str(p) for p in supported.validate(manifest)[1]] == [
+        "spec.pools[sim].roles: is missing; write the roles that may run there, for all: [env, rollout, actor]",
+        "spec.pools[train].roles: got []; write the roles that may run there, for all: [env, rollout, actor]",
+    ]
+    for pool in manifest["spec"]["pools"]:
+        pool["roles"] = ["env", "rollout", "actor"]
     assert supported.validate(manifest)[1] == []
 
 
-@pytest.mark.parametrize(("value", "got"), [([], "got []"), (None, "got nothing (null)")])
-def test_roles_that_are_empty_are_given_to_write_too(value, got):
-    manifest = smallest()
-    manifest["spec"]["roles"] = value
-    (said, _) = [str(p) for p in supported.validate(manifest)[1]]
-    assert said == f"spec.roles: {got}; write those of flow 'ppo': {OF_PPO}"
-
-
-def test_the_roles_of_the_job_are_proposed_to_a_pool_and_of_an_own_flow_a_form():
+def test_the_one_pool_of_a_job_runs_the_roles_that_are_written():
     manifest = make_job("m:f").role("judge", "m:Judge").role("env", "gymnasium").pool("cpu", []).build()
-    assert [str(p) for p in supported.validate(manifest)[1]] == [
-        "spec.pools[cpu].roles: got []; write the roles that may run there, for all: [judge, env]"
-    ]
+    spec, problems = supported.validate(manifest)
+    assert problems == []
+    assert spec is not None
+    assert spec.pools[0].roles == ["judge", "env"]
+
+
+def test_a_flow_of_ones_own_writes_its_roles_and_is_given_a_form():
     assert [str(p) for p in supported.validate(smallest("m:f"))[1]] == [
         "spec.roles: is missing; write those of your flow, such as [{name: env, kind: gymnasium}]",
         "spec.pools[sim].roles: is missing; write the roles that may run there, such as [env]",
@@ -290,11 +318,16 @@ def test_the_roles_of_the_job_are_proposed_to_a_pool_and_of_an_own_flow_a_form()
     assert said == "spec.roles: is missing; write those of your flow, such as [{name: env, kind: synthetic}]"
 
 
-@pytest.mark.parametrize("flow", [None, 3, {}, [], "x"])
-def test_without_a_known_flow_missing_roles_are_told_all_the_same(flow):
+def test_of_a_flow_that_is_not_registered_missing_roles_are_told():
+    manifest = smallest("x")
+    assert any(str(p).startswith("spec.roles: is missing; write") for p in supported.validate(manifest)[1])
+
+
+@pytest.mark.parametrize("flow", [None, 3, {}, []])
+def test_a_flow_that_has_no_name_is_told_by_itself(flow):
     manifest = smallest()
     manifest["spec"]["flow"] = {"name": flow}
-    assert any(str(p).startswith("spec.roles: is missing; write") for p in supported.validate(manifest)[1])
+    assert [p.field for p in supported.validate(manifest)[1]] == ["spec.flow.name"]
 
 
 def test_the_users_own_flow_and_kinds_are_let_through():
@@ -387,4 +420,4 @@ def test_validating_changes_nothing():
 def test_what_is_registered_here_is_what_the_worker_registers():
     from rlinf_worker.flows import registry
 
-    assert set(supported.FLOWS) == set(registry.FLOWS)
+    assert set(flows.FLOWS) == set(registry.FLOWS)
