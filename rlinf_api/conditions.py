@@ -120,6 +120,7 @@ class JobState(StrEnum):
 
     QUEUED = "Queued"  # it has no plan yet, so no pods
     STARTING = "Starting"
+    PROFILING = "Profiling"  # at work, and the first steps of its plan are measured
     RUNNING = "Running"
     RECOVERING = "Recovering"  # something was lost, and its steps do not go on yet
     STALLED = "Stalled"  # it does not get on by itself: see Valid and Degraded
@@ -197,7 +198,9 @@ def state_of(conditions: Sequence[Condition]) -> JobState:
     if degraded is not None and degraded.status == Status.TRUE and degraded.reason in _HANGS:
         return JobState.STALLED
     if running is not None and running.status == Status.TRUE:
-        return JobState.RUNNING
+        profiled = find(conditions, JobCondition.PROFILED)
+        measures = profiled is not None and profiled.reason == Reason.PROFILING
+        return JobState.PROFILING if measures else JobState.RUNNING
     if valid is not None and valid.status == Status.FALSE:
         return JobState.STALLED
     if running is None or running.reason in _WAITS_FOR_A_PLAN:

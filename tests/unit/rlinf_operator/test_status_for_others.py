@@ -40,6 +40,11 @@ def of(*texts: str) -> JobState:
         ((STARTS,), "Starting"),
         (("Running=False/WaitingForWorkers", "Degraded=False/Healthy"), "Starting"),
         ((STEPPING,), "Running"),
+        ((STEPPING, "Profiled=Unknown/Profiling"), "Profiling"),
+        ((STEPPING, "Profiled=True/Profiled"), "Running"),
+        ((STEPPING, "Profiled=Unknown/WaitingForPlan"), "Running"),
+        (("Running=False/Recovering", "Profiled=Unknown/Profiling"), "Recovering"),
+        ((STEPPING, "Profiled=Unknown/Profiling", "Degraded=True/Stalled"), "Stalled"),
         (("Valid=False/InvalidSpec", STEPPING), "Running"),
         ((STEPPING, "Degraded=True/PodReplaced"), "Running"),
         ((STARTS, "Degraded=True/PodReplaced"), "Recovering"),
@@ -62,6 +67,8 @@ def test_a_status_has_the_word_for_its_conditions():
     world = ppo_job().world().created()
     assert world.status.state == "Starting"
     world.all_ready().report(state=DriverState.RUNNING, plan_revision=1).step()
+    assert api.dump(world.status)["state"] == "Profiling"
+    world.report(state=DriverState.RUNNING, plan_revision=1, plan_steps=3).step()
     assert api.dump(world.status)["state"] == "Running"
 
 
