@@ -78,7 +78,7 @@ def of_adjusted(adjust: Adjust) -> Event:
 
 
 def of_roll(deleted: Iterable[DeletePod]) -> tuple[Event, ...]:
-    """Of live pods that go because what they were made from changed: one for each reason.
+    """Of live pods that go because what they were made from changed, or by a rule: one for each reason.
 
     >>> old = [DeletePod(name=f"a-cpu-{n}-a1", uid="u", why="spec.seed changed", makes_room="x") for n in (0, 1)]
     >>> [event.message for event in of_roll(old)]

@@ -46,7 +46,7 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
         decided = decided.model_copy(update={"restarts": [*decided.restarts, *room][: restart.MAX_ENTRIES]})
     draft = Draft(replace(observed, status=decided), now=now)
     if answers.writes_refused:
-        room_text = f"; {len(answers.makes_room)} pods of before the edit go first, to make room"
+        room_text = f"; {len(answers.makes_room)} pods that are replaced go first, to make room"
         message = _first(answers.writes_refused) + (room_text if answers.makes_room else "")
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message)
     elif answers.late_refused:

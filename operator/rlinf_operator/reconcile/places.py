@@ -236,9 +236,10 @@ def _replace(
         found.waiting.extend(missing)
         missing = []
     for place in missing:
-        own = [e for e in entries if _is_of(e.pod, observed.job.name, place) and e.cause != Cause.RULED]
+        made_room = any(_made_room(e, observed.job.name, place) for e in entries)
+        of_place = (e for e in entries if _is_of(e.pod, observed.job.name, place))
+        own = [e for e in of_place if e.cause != Cause.RULED and not _made_room(e, observed.job.name, place)]
         has_pod = any(p.place == place and p.life == wanted.life for p in observed.pods)
-        made_room = any(_made_room(e, observed.job.name, place) for e in own)
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier and not made_room
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
@@ -258,8 +259,10 @@ def _replace(
         found.create.append(place)
         for pod in observed.pods:
             if pod.place == place and pod.name in {e.pod for e in entries}:
-                why = "it ended and is replaced" if pod.has_ended else "a rule of failurePolicy replaces it"
-                _delete(found, pod, why, for_successor=True)
+                alive = not pod.has_ended  # then it counts in a quota that may refuse its successor
+                why = "a rule of failurePolicy replaces it" if alive else "it ended and is replaced"
+                room = f"{observed.job.name}-{place}" if alive else ""
+                _delete(found, pod, why, for_successor=True, makes_room=room)
     problem = restart.exceeded(
         restart.recent(entries, now=now, window_s=wanted.window_s),
         max_restarts=wanted.max_restarts,
@@ -269,7 +272,8 @@ def _replace(
         rules=failure_rules.bounds(wanted.rules),
     )
     if problem:
-        last = next((v.failure for _, v in reversed(found.ended) if v.failure), None)
+        failures = [*(ruled.failure for ruled in found.ruled), *(verdict.failure for _, verdict in found.ended)]
+        last = next((failure_ for failure_ in reversed(failures) if failure_), None)
         why = f"; the last was {last.pod} ({last.reason}: {last.message})" if last is not None and last.message else ""
         found.failed = JobFailure(reason=Reason.TOO_MANY_RESTARTS, message=problem + why, failure=last)
         found.create.clear()

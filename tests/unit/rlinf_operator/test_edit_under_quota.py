@@ -6,10 +6,12 @@ import pytest
 
 from rlinf_api.errors import RLinfError
 from rlinf_api.job import RLJobStatus
+from rlinf_api.report import DriverState, Failure, Ruling
 from rlinf_operator.policies import restart
 from rlinf_operator.reconcile import outcome
 from rlinf_operator.reconcile.outcome import Answers
 from tests.builders import NOW, ppo_job
+from tests.fakes.cluster import KEY
 from tests.fakes.quota import World
 
 EDIT, BACK = {"config": {"gamma": 0.5}}, {"config": None}
@@ -32,7 +34,7 @@ async def test_an_edit_takes_effect_and_counts_as_no_loss(binds):
     await world.passes(1)
     says = (await world.condition("PodsReady"))[2]
     assert "exceeded quota" in says
-    assert "4 pods of before the edit go first, to make room" in says
+    assert "4 pods that are replaced go first, to make room" in says
     assert [pool["restarts"] for pool in (await world.status())["pools"]] == [0, 0]
     await world.end_deleted()
     await world.passes(5)
@@ -92,6 +94,24 @@ def test_no_more_is_noted_than_the_crd_takes():
     found = outcome.status_after(answers, observed, decided=decided, now=NOW)
     assert len(found.restarts) == restart.MAX_ENTRIES
     assert found.restarts[0] == decided.restarts[0]
+
+
+async def test_a_live_pod_that_a_rule_replaces_makes_room_and_counts_once():
+    rule = {"name": "broke", "role": "env", "action": "RestartPod"}
+    world = World()
+    await world.apply(ppo_job().with_spec(failurePolicy={"rules": [rule]}))
+    await world.passes(8)
+    world.quota.most = 4
+    failure = Failure(role="env", worker=0, pod="math-sim-0-a1", exit_code=3, reason="Exit3")
+    ruling = Ruling(action="RestartPod", rule="broke", failure=failure)
+    world.drivers.say(KEY, state=DriverState.RUNNING, plan_revision=1, rulings=(ruling,))
+    await world.passes(1)
+    assert "1 pods that are replaced go first, to make room" in (await world.condition("PodsReady"))[2]
+    await world.passes(5)
+    pods = await world.names("Pod")
+    assert len(pods) == 4
+    assert "math-sim-0-a1" not in pods
+    assert [e.split()[1:] for e in (await world.status())["restarts"]] == [["math-sim-0-a1", "Program:broke"]]
 
 
 async def test_an_edit_that_fits_no_quota_can_be_taken_back():

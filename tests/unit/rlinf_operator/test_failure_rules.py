@@ -144,6 +144,14 @@ def test_a_pod_that_finds_no_node_is_made_anew_where_a_rule_says_so():
     assert [e.reason for e in decision.events if e.pod] == ["FailureRule"], "it did not end"
 
 
+def test_too_many_that_wait_in_vain_say_why_the_last_one_did():
+    rule = {"reasons": ["Unschedulable"], "afterSeconds": 10, "action": "RestartPod", "maxRestarts": 0}
+    world = ppo_job().with_spec(failurePolicy={"rules": [rule]}).world().created()
+    world.waiting(SIM, unschedulable=NO_ROOM).later(10).step()
+    assert world.condition("Failed") == ("True", "TooManyRestarts")
+    assert world.message("Failed").endswith(f"; the last was {SIM} (Unschedulable: {NO_ROOM})")
+
+
 def test_to_ignore_that_a_pod_finds_no_node_is_to_wait():
     rule = {"reasons": ["Unschedulable"], "afterSeconds": 1, "action": "Ignore"}
     world = ppo_job().with_spec(failurePolicy={"rules": [rule]}).world().created()

@@ -94,7 +94,7 @@ def test_of_a_successor_that_is_refused_its_predecessor_is_counted_and_its_attem
 def test_pods_that_make_room_are_entered_so_that_nobody_takes_them_for_lost():
     world = running()
     changed, fields = told(world, writes_refused=("no room",), makes_room=("math-sim-0", "math-sim-1"))
-    text = "no room; 2 pods of before the edit go first, to make room"
+    text = "no room; 2 pods that are replaced go first, to make room"
     assert changed == {JobCondition.PODS_READY: ("False", "PodsMissing", text)}
     assert fields == {"restarts": [f"2026-11-21T12:00:10Z math-sim-{n} Stale" for n in (0, 1)]}
 
