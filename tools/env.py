@@ -11,6 +11,7 @@ a leftover hides a dependency that nobody declared.
 
 from __future__ import annotations  # an old Python must get as far as check_python
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "rlinf-env.json"
 CONSTRAINTS = ROOT / "constraints" / "all.txt"
 OLDEST = (3, 11)
+NUMA = "libnuma.so.1"
 
 
 class EnvError(Exception):
@@ -149,7 +151,7 @@ def make() -> None:
     # Bytecode is compiled here once: where PYTHONDONTWRITEBYTECODE is set, every process would compile it again.
     common = ["--python", python, "--compile-bytecode"]
     run(
-        "installing the packages of constraints/all.txt (the first time about 5 GB, torch the most of it)",
+        "installing the packages of constraints/all.txt (the first time about 7 GB, torch the most of it)",
         *[uv, "pip", "sync", *common, str(CONSTRAINTS)],
         env=settings,
     )
@@ -171,6 +173,17 @@ def make() -> None:
     )
 
 
+def missing_libraries() -> list[str]:
+    """Sentences for shared libraries that no wheel brings: without them only what needs them fails, and late."""
+    try:
+        ctypes.CDLL(NUMA)
+    except OSError:
+        return [
+            f"no {NUMA}, without which role kind `vllm` does not start; on Debian and Ubuntu: apt-get install libnuma1"
+        ]
+    return []
+
+
 def main() -> int:
     try:
         check_python()
@@ -187,6 +200,8 @@ def main() -> int:
             started = time.monotonic()
             make()
             STAMP.write_text(json.dumps({"hash": wanted}) + "\n", encoding="utf-8")
+            for sentence in missing_libraries():
+                say(sentence)
             say(f".venv is ready after {time.monotonic() - started:.0f} s")
     except EnvError as err:
         print(f"env: {err}", file=sys.stderr)

@@ -53,3 +53,9 @@ def test_a_pin_outside_its_requirement_is_a_problem(clone):
 def test_two_files_that_pin_differently_are_a_problem(clone):
     edit(clone / "constraints" / "rollout.txt", "\nprotobuf==", "\nprotobuf==7.0.0 # ")
     assert any("constraints disagree on protobuf" in problem for problem in check_versions.pin_problems(clone))
+
+
+def test_what_the_two_engines_pin_differently_is_no_problem_but_anything_else_of_theirs_is(clone):
+    assert check_versions.pin_problems(clone) == []
+    edit(clone / "constraints" / "all.txt", "\nxgrammar==", "\nxgrammar==7.0.0 # ")
+    assert any("constraints disagree on xgrammar" in problem for problem in check_versions.pin_problems(clone))

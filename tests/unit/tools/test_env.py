@@ -88,3 +88,12 @@ sys.exit(env.main())
     assert made.read_text() == "made\n"
     assert sum("waiting for another make env in this clone" in text for text in told) <= 1
     assert sum("is ready after" in text for text in told) == 1
+
+
+def test_a_library_that_is_missing_is_said_with_its_package(monkeypatch):
+    monkeypatch.setattr(env, "NUMA", "libc.so.6")
+    assert env.missing_libraries() == []
+    monkeypatch.setattr(env, "NUMA", "libnone.so.1")
+    [sentence] = env.missing_libraries()
+    assert sentence.startswith("no libnone.so.1, without which role kind `vllm` does not start")
+    assert "apt-get install libnuma1" in sentence
