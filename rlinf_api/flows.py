@@ -20,13 +20,20 @@ KINDS: Final[dict[str, str]] = {
     "gymnasium": "env",
     "torch": "rollout",
     "transformers": "rollout",
+    "vllm": "rollout",
     "rule": "reward",
     "fsdp": "actor",
     "synthetic": "",
 }
 """Registered kinds and the role of a flow that each of them can play; empty: any role of flow synthetic."""
 
-FLOW_OF_KIND: Final[dict[str, str]] = {"gymnasium": "ppo", "torch": "ppo", "transformers": "grpo", "rule": "grpo"}
+FLOW_OF_KIND: Final[dict[str, str]] = {
+    "gymnasium": "ppo",
+    "torch": "ppo",
+    "transformers": "grpo",
+    "vllm": "grpo",
+    "rule": "grpo",
+}
 """The registered flow that alone has roles of a kind; others are in several."""
 
 

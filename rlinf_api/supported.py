@@ -21,8 +21,6 @@ from rlinf_api import job_rules, sentences, storable
 from rlinf_api.flows import FLOW_OF_KIND, FLOWS, KINDS, fits, kind_of
 from rlinf_api.job import Problem, RLJobSpec
 
-LATER_KINDS: Final = ("vllm",)
-
 SYNTHETIC: Final = "synthetic"
 _ROLES: Final = "spec.roles"
 _ROLES_OF_A_POOL = re.compile(r"spec\.pools\[[^\]]*\]\.roles")
@@ -110,10 +108,9 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
     if _OWN.fullmatch(role.kind):
         return
     if role.kind not in KINDS:
-        when = "is not supported yet in this version" if role.kind in LATER_KINDS else "is not a registered kind"
         hint = sentences.did_you_mean(role.kind, tuple(KINDS))
         known = f"write one of {', '.join(KINDS)}, or your own module:Class"
-        yield Problem(field=field, message=f"{role.kind!r} {when};{hint} {known}")
+        yield Problem(field=field, message=f"{role.kind!r} is not a registered kind;{hint} {known}")
     elif (spec.flow.name == SYNTHETIC) != (role.kind == SYNTHETIC) and spec.flow.name in FLOWS:
         whole = "flow 'synthetic' has roles of kind 'synthetic' alone, and no other flow has them"
         yield Problem(field=field, message=f"got {role.kind!r} in flow {spec.flow.name!r}, but {whole}; change one")

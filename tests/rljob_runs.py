@@ -97,11 +97,14 @@ class Run:
         self.until(said, what=f"the run says {text!r}", timeout_s=timeout_s)
         assert text in self.said, f"the run ended and never said {text!r}:\n{self.said}"
 
-    def until_step(self, step: int, *, branch: int = 0) -> None:
+    def until_step(self, step: int, *, branch: int = 0, timeout_s: float = TIMEOUT_S) -> None:
         def reached() -> bool:
             return any(line["step"] >= step and line["branch"] >= branch for line in self.lines("lineage"))
 
-        self.until(lambda: reached() or self.process.poll() is not None, what=f"step {step} of branch {branch}")
+        def over() -> bool:
+            return reached() or self.process.poll() is not None
+
+        self.until(over, what=f"step {step} of branch {branch}", timeout_s=timeout_s)
         assert reached(), f"the run ended before step {step} of branch {branch}:\n{self.said}"
 
     def end(self, *, timeout_s: float = TIMEOUT_S) -> int:

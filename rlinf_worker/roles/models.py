@@ -48,10 +48,7 @@ def language_model(path: str, *, dtype: torch.dtype) -> Any:
             attn_implementation="sdpa",
         )  # fmt: skip
     except Exception as error:
-        raise UserError(
-            f"spec.model.path {path!r} has no causal language model that can be read", got=_told(error),
-            wanted="config.json of an architecture of transformers, and *.safetensors", next=REMEDY,
-        ) from error  # fmt: skip
+        raise _no_model(path, error) from error
     if unknown := set(getattr(model.config, "layer_types", None) or ()) - PLAIN_ATTENTION:
         raise _unfit(path, f"layers of {', '.join(sorted(unknown))}", "full attention in every layer")
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
@@ -60,9 +57,36 @@ def language_model(path: str, *, dtype: torch.dtype) -> Any:
     return model
 
 
-def context_of(model: Any) -> int:
-    """Positions that it knows."""
-    return int(getattr(model.config, "max_position_embeddings", 0) or (1 << 62))
+def config_of(path: str) -> Any:
+    """Of the model, without its weights. Raises UserError."""
+    _look(path)
+    try:
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise _no_model(path, error) from error
+
+
+def context_of(config: Any) -> int:
+    """Positions that the model knows."""
+    return int(getattr(config, "max_position_embeddings", 0) or (1 << 62))
+
+
+def stops_of(path: str, config: Any, tokens: Any) -> tuple[int, ...]:
+    """Tokens that end a text: those of the generation config, or the tokenizer's."""
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(path, local_files_only=True)
+    except OSError:  # no such file
+        generation = transformers.GenerationConfig.from_model_config(config)
+    found = getattr(generation, "eos_token_id", None)
+    found = tokens.eos_token_id if found is None else found
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+
+
+def kv_bytes_of(config: Any, *, itemsize: int) -> int:
+    """Keys and values of one position."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * itemsize)
 
 
 def digest_of(path: str) -> str:
@@ -80,6 +104,13 @@ def _look(path: str) -> None:
             f"spec.model.path {path!r} is no folder of a model", got=f"no file {CONFIG} in it as {os.getcwd()} sees it",
             wanted=f"{CONFIG}, *.safetensors, tokenizer.json", next=REMEDY,
         )  # fmt: skip
+
+
+def _no_model(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"spec.model.path {path!r} has no causal language model that can be read", got=_told(error),
+        wanted="config.json of an architecture of transformers, and *.safetensors", next=REMEDY,
+    )  # fmt: skip
 
 
 def _no_tokenizer(path: str, got: str) -> UserError:

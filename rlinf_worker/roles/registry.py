@@ -17,6 +17,7 @@ KINDS: Final = {
     "gymnasium": "rlinf_worker.roles.env.role:GymnasiumRole",
     "torch": "rlinf_worker.roles.rollout.role:TorchPolicyRole",
     "transformers": "rlinf_worker.roles.rollout.language:TransformersRole",
+    "vllm": "rlinf_worker.roles.rollout.vllm_role:VllmRole",
     "rule": "rlinf_worker.roles.reward.role:RuleRole",
     "fsdp": "rlinf_worker.roles.actor.role:FsdpRole",
     "synthetic": "rlinf_worker.roles.synthetic.role:SyntheticRole",
@@ -25,6 +26,7 @@ SCHEMAS: Final = {
     "gymnasium": "rlinf_api.job:Model",  # no field: the flow's config names the environment
     "torch": "rlinf_worker.roles.rollout.schema:TorchConfig",
     "transformers": "rlinf_worker.roles.rollout.schema:TransformersConfig",
+    "vllm": "rlinf_worker.roles.rollout.schema:VllmConfig",
     "rule": "rlinf_worker.roles.reward.schema:RuleConfig",
     "fsdp": "rlinf_worker.roles.actor.schema:FsdpConfig",
     "synthetic": "rlinf_worker.roles.synthetic.schema:SyntheticConfig",

@@ -30,14 +30,16 @@ def make_folder(folder: Path, *, rows: int = 40, layers: int = 1, hidden: int = 
     return folder
 
 
-def manifest(folder: Path, *, steps: int = 10, ranks: int = 1, reward: str = SEVENS, **flow: Any) -> Path:
+def manifest(
+    folder: Path, *, steps: int = 10, ranks: int = 1, reward: str = SEVENS, kind: str = "transformers", **flow: Any
+) -> Path:
     """`flow`: fields of its config."""
     config = {
         "promptsPerStep": 16, "samplesPerPrompt": 8, "order": "lineage", "optimizer": {"learningRate": 0.01},
         "channels": {"rewarded": {"microBatch": 4}}, **flow,
     }  # fmt: skip
     roles = [
-        {"name": "rollout", "kind": "transformers", "config": {
+        {"name": "rollout", "kind": kind, "config": {
             "maxPromptTokens": 16, "maxResponseTokens": 8, "minResponseTokens": 2}},
         {"name": "reward", "kind": "rule", "config": {"function": reward, "timeoutSeconds": 20}},
         {"name": "actor", "kind": "fsdp", "workers": ranks, "config": {"tokenBudget": 1024}},
@@ -51,7 +53,7 @@ def manifest(folder: Path, *, steps: int = 10, ranks: int = 1, reward: str = SEV
             "checkpoint": {"everySteps": 4},
         },
     }  # fmt: skip
-    path = folder / f"job-{ranks}-{steps}.yaml"
+    path = folder / f"job-{kind}-{ranks}-{steps}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
 

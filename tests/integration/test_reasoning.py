@@ -115,3 +115,22 @@ def test_a_step_of_which_nothing_is_left_counts_and_changes_nothing(folder):
     assert all(
         torch.equal(load_file(exported)[n], t) for n, t in load_file(folder / "base" / "model.safetensors").items()
     )
+
+
+@pytest.mark.slow("imports and starts vLLM twice, 14 s each")
+@pytest.mark.timeout(500)
+def test_vllm_generates_and_a_dead_engines_groups_are_made_again(tmp_path):
+    folder = reasoning.make_folder(tmp_path, hidden=128)  # vLLM has no heads of 8 numbers
+    with Run(folder, file=reasoning.manifest(folder, steps=12, kind="vllm"), small=False, name="vllm") as run:
+        run.until_step(4, timeout_s=200)
+        run.kill("rollout/0")
+        assert run.end(timeout_s=250) == 0, run.said
+        assert run.answer["condition"] == "Complete", run.said
+        lines = run.lines("metrics")
+        [log] = (run.work_dir / "logs").glob("*/rollout-0.log")
+        assert '"attempt": 2' in log.read_text()
+    rewards = [line["reward_mean"] for line in lines]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["groups_count"] for line in lines] == [16] * 12, "no group is lost"
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
+    assert max(line["engine_difference_max"] for line in lines) < 1e-4, "the new engine has the new weights, too"

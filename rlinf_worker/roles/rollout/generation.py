@@ -1,17 +1,10 @@
 """Batched generation with a KV cache, over a model of transformers: the engine of kind `transformers`.
 
     engine = Generator(model, stops=(2,), seed=7, rows=256)
-    answer = engine.begin("0/train:0/7/0", key="train:0/7/0", prompt=[5, 9, 1], sampling=Sampling(...))
-    engine.step()               one token of each sample that is there; in a thread, one call at a time
-    engine.load(version)        the model's parameters have been set: caches are made anew, requests go on
-    engine.abort(name)          what there is of it
 
-A request is a group: some samples of one prompt. Requests join and leave between any two steps, and wait while there
-is no room for all their samples. A row is a sample that is not finished; rows have places of their own in the cache,
-however long each is, so nothing is moved as one joins.
-
-What a token is follows from weights, prompt and (seed, key, sample, position): not from who else is in the batch, which
-only moves the last digits of log-probabilities. So a group that is made again gets the same tokens.
+What it owes is engine.py's. Requests wait while there is no room for all their samples. A row is a sample that is not
+finished; rows have places of their own in the cache, however long each is, so nothing is moved as one joins. A token is
+where a number of (seed, key, sample, position) falls among the cumulative probabilities.
 
 Not for: channels, weights' transport, text (language.py). Nothing here knows an event loop.
 
@@ -21,9 +14,9 @@ Shapes: B rows, V tokens of the vocabulary, T positions of the cache.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +27,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles.rollout.engine import Made, Sampling
 
 BLOCK: Final = 64
 """Positions by which the cache grows: a step of a small model is not made slower by copying."""
@@ -45,32 +39,6 @@ PREFILL_TOKENS: Final = 1 << 14
 """Tokens of prompts that are computed at a time."""
 
 Int = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Of one request."""
-
-    samples: int
-    temperature: float
-    most: int
-    """Tokens of a sample."""
-    least: int = 0
-    """Before that many, no stop token is drawn: the distribution is without them, and so are log-probabilities."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Made:
-    """Samples of a request, so far or whole. `versions[t]`: whose weights made token t of each sample."""
-
-    ids: list[list[int]]
-    logprobs: list[list[float]]
-    finished: list[bool]
-    versions: list[tuple[int, int]] = field(default_factory=list)
-
-    @classmethod
-    def nothing(cls, samples: int) -> Made:
-        return cls(ids=[[] for _ in range(samples)], logprobs=[[] for _ in range(samples)], finished=[False] * samples)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -85,9 +53,7 @@ class _Request:
 
     @property
     def going_on(self) -> list[int]:
-        """Samples that have not ended."""
-        made, most = self.made, self.sampling.most
-        return [g for g, ids in enumerate(made.ids) if not made.finished[g] and len(ids) < most]
+        return self.made.going_on(self.sampling.most)
 
 
 class Generator:
@@ -96,6 +62,7 @@ class Generator:
     def __init__(self, model: Any, *, stops: Sequence[int], seed: int, rows: int) -> None:
         self.model, self.seed, self.most_rows = model, seed, rows
         self.version: PolicyVersion | None = None
+        self.into: Mapping[str, Any] | None = dict(model.named_parameters())
         self._stops = torch.tensor(sorted(stops), dtype=torch.int64)
         self._stop_set = np.array(sorted(stops), np.int64)
         self._requests: dict[str, _Request] = {}
@@ -113,8 +80,11 @@ class Generator:
             name=name, prompt=list(prompt), sampling=sampling, made=made or Made.nothing(sampling.samples),
             answer=Future(), uniforms_TG=uniforms,
         )  # fmt: skip
-        self._requests[name] = request
-        self._waiting.append(name)
+        if request.going_on:
+            self._requests[name] = request
+            self._waiting.append(name)
+        else:
+            request.answer.set_result(request.made)
         return request.answer
 
     @property
@@ -130,11 +100,7 @@ class Generator:
         """A copy."""
         request = self._requests[name]
         self._batch.store(request)
-        made = request.made
-        return Made(
-            ids=[list(ids) for ids in made.ids], logprobs=[list(each) for each in made.logprobs],
-            finished=list(made.finished), versions=list(made.versions),
-        )  # fmt: skip
+        return request.made.copied()
 
     def abort(self, name: str) -> Made:
         """What there is of it; whoever waits for the answer is cancelled."""
@@ -147,9 +113,8 @@ class Generator:
         return made
 
     # --- between two steps --------------------------------------------------------------------------------------------
-    def load(self, version: PolicyVersion) -> None:
-        """The model's parameters are those of `version`. What was computed with others is computed anew: log-
-        probabilities of the tokens to come are those of one policy."""
+    def load(self, version: PolicyVersion, weights: Mapping[str, Any]) -> None:
+        """They are in the model's parameters by now."""
         self.version = version
         if self._batch.count:
             for name, request in self._requests.items():
@@ -216,12 +181,12 @@ class Generator:
         owners: list[tuple[_Request, int, int]] = []  # (whose, which sample, which text)
         for request in joining:
             first = len(texts)
-            if not request.made.versions:
+            if not (has_begun := request.made.has_begun):
                 texts.append(request.prompt)
             for sample in request.going_on:
-                if request.made.versions:
+                if has_begun:
                     texts.append(request.prompt + request.made.ids[sample])
-                owners.append((request, sample, len(texts) - 1 if request.made.versions else first))
+                owners.append((request, sample, len(texts) - 1 if has_begun else first))
         text_of = np.array([text for _, _, text in owners])
         longest = max(map(len, texts))
         lengths = np.array([len(text) for text in texts])
@@ -271,9 +236,7 @@ class Generator:
         batch, version = self._batch, self.version
         assert version is not None
         made = int(batch.alive.sum())
-        batch.take(chosen, logprob)
-        for request in batch.present():
-            request.made.versions.append((version.branch, version.number))
+        batch.take(chosen, logprob, (version.branch, version.number))
         is_stop = np.isin(chosen, self._stop_set)
         ended = np.flatnonzero(batch.alive & (is_stop | (batch.made >= batch.most)))
         for row in ended.tolist():
@@ -299,6 +262,7 @@ class _Batch:
         self.ids: Int = np.zeros((0, BLOCK), np.int64)
         self.logprobs: NDArray[np.float64] = np.zeros((0, BLOCK))
         self.uniforms: NDArray[np.float64] = np.zeros((0, 0))
+        self.versions: list[list[tuple[int, int]]] = []
 
     @property
     def count(self) -> int:
@@ -307,10 +271,6 @@ class _Batch:
     @property
     def dead(self) -> int:
         return self.count - int(self.alive.sum())
-
-    def present(self) -> list[_Request]:
-        """Requests with a sample that goes on, or went on until now."""
-        return list({id(self.owner[row]): self.owner[row] for row in np.flatnonzero(self.alive)}.values())
 
     def join(self, rows: list[tuple[_Request, int]], length: Int) -> None:
         samplings = [request.sampling for request, _ in rows]
@@ -327,6 +287,7 @@ class _Batch:
             request.left += 1
         self.owner += [request for request, _ in rows]
         self.sample += [sample for _, sample in rows]
+        self.versions += [list(request.made.versions[sample]) for request, sample in rows]
         self.length, self.made = np.concatenate([self.length, length]), np.concatenate([self.made, made])
         self.last = np.concatenate([self.last, np.zeros(len(rows), np.int64)])
         self.most = np.concatenate([self.most, most])
@@ -341,8 +302,10 @@ class _Batch:
         at = np.minimum(self.made, self.uniforms.shape[1] - 1)  # a row that has ended may be full
         return np.asarray(self.uniforms[np.arange(self.count), at])
 
-    def take(self, chosen: Int, logprob: NDArray[np.float64]) -> None:
+    def take(self, chosen: Int, logprob: NDArray[np.float64], version: tuple[int, int]) -> None:
         rows = np.flatnonzero(self.alive)
+        for row in rows.tolist():
+            self.versions[row].append(version)
         self.ids[rows, self.made[rows]] = chosen[rows]
         self.logprobs[rows, self.made[rows]] = logprob[rows]
         self.last = np.where(self.alive, chosen, self.last)
@@ -368,6 +331,7 @@ class _Batch:
         made, sample, count = self.owner[row].made, self.sample[row], int(self.made[row])
         made.ids[sample] = self.ids[row, :count].tolist()
         made.logprobs[sample] = self.logprobs[row, :count].tolist()
+        made.versions[sample] = list(self.versions[row])
 
     def leave(self, request: _Request) -> None:
         for row in range(self.count):
@@ -381,6 +345,7 @@ class _Batch:
         keep = np.flatnonzero(self.alive)
         self.owner = [self.owner[row] for row in keep]
         self.sample = [self.sample[row] for row in keep]
+        self.versions = [self.versions[row] for row in keep]
         for name in ("length", "last", "made", "most", "least", "temperature", "alive", "ids", "logprobs", "uniforms"):
             setattr(self, name, getattr(self, name)[keep])
         return torch.from_numpy(keep)

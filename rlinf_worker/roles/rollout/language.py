@@ -1,4 +1,4 @@
-"""The rollout role of language models: answers each ticket's prompt with a group of samples, by generation.py's engine.
+"""The rollout role of language models: answers each ticket's prompt with a group of samples, by an engine (engine.py).
 
     ticket ── row, prompt ──> engine ──(one token of every sample, again and again)──> group ── put ──> reward
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -22,26 +22,41 @@ from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.protocol import FlowSettings, RoleContext
-from rlinf_worker.roles.rollout.generation import Generator, Made, Sampling
+from rlinf_worker.roles.rollout.engine import Engine, Made, Sampling
+from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.rows import Rows, open_rows
-from rlinf_worker.roles.rollout.schema import TransformersConfig
+from rlinf_worker.roles.rollout.schema import LanguageConfig, TransformersConfig
 from rlinf_worker.roles.samples import ROWS, SAMPLING
 
+Result = TypeVar("Result")
 KEEP_S: Final = 1.0
 """Between two times that what there is of groups is left with the driver: what a dead worker costs at most."""
 
 
-class TransformersRole:
+class LanguageRole:
+    """Of whatever kind: a subclass makes the engine."""
+
+    schema: type[LanguageConfig]
+
+    def engine(
+        self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
+    ) -> tuple[Engine, int]:
+        """In a thread, as the role loads; `shape`: the model's config; `kv_bytes`: the plan's, 0 where it says nothing.
+        Returns how many samples there may be at once, too."""
+        raise NotImplementedError
+
     def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
         """The imports are done by now: this module's own. The first use of the tokenizer's library is not."""
         models.tokenizer(flow.model)
 
     async def run(self, ctx: RoleContext) -> None:
-        torch.set_num_threads(1)  # with more, processes that share cores wait for each other at every operation
         self._ctx = ctx
+        # The engine's own thread: how many threads an operation takes is a matter of who calls it. One: with more,
+        # processes that share cores wait for each other at every operation.
+        self._thread = ThreadPoolExecutor(1, "engine", initializer=torch.set_num_threads, initargs=(1,))
         async with ctx.turn():
             with ctx.span("load"):
-                await asyncio.to_thread(self._load)
+                await self._in_its_thread(self._load)
             ctx.share(ROWS, {"count": len(self._rows), "digest": self._rows.digest})
             ctx.share(SAMPLING, self._sampling_fact())
             await ctx.ready()
@@ -53,14 +68,17 @@ class TransformersRole:
                 first = group.exceptions[0]
                 raise first from first.__cause__
 
+    async def _in_its_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
     # --- loading ------------------------------------------------------------------------------------------------------
     def _load(self) -> None:
-        ctx, config = self._ctx, TransformersConfig.model_validate(dict(self._ctx.config))
+        ctx, config = self._ctx, self.schema.model_validate(dict(self._ctx.config))
         self._config, flow = config, ctx.flow
         self._rows: Rows = open_rows(flow.train_data)
         self._tokenizer = models.tokenizer(flow.model)
-        model = models.language_model(flow.model, dtype=getattr(torch, config.dtype))
-        context = models.context_of(model)
+        shape = models.config_of(flow.model)
+        context = models.context_of(shape)
         if config.max_prompt_tokens + config.max_response_tokens > context:
             raise UserError(
                 "the model's context is too short for prompt and response",
@@ -68,31 +86,21 @@ class TransformersRole:
                 wanted=f"at most {context} together", next="lower one of them in spec.roles[rollout].config",
             )  # fmt: skip
         self._samples = int(flow.config["samples_per_prompt"])
-        rows = self._room(model)
-        self._stops = tuple(config.stop_token_ids) or _stops_of(model, self._tokenizer)
-        self._generator = Generator(model, stops=self._stops, seed=flow.seed, rows=rows)
-        self._parameters = dict(model.named_parameters())
-        self._most_rows = rows
+        self._stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, self._tokenizer)
+        kv_bytes = ctx.allotment.kv_bytes
+        self._engine, self._most_rows = self.engine(
+            config, path=flow.model, shape=shape, stops=self._stops, kv_bytes=kv_bytes
+        )
 
-    def _room(self, model: Any) -> int:
-        """Samples at once: as the config says, and no more than the plan's kv bytes hold."""
-        config, kv_bytes = self._config, self._ctx.allotment.kv_bytes
-        rows, field = config.max_sequences, f"maxSequences {config.max_sequences}"
-        if kv_bytes:
-            shape = model.config
-            heads = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
-            width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-            positions = config.max_prompt_tokens + config.max_response_tokens
-            each = 2 * len(model.base_model.layers) * heads * width * positions * model.dtype.itemsize
-            if kv_bytes // each < rows:
-                rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
-        if rows < self._samples:
+    def room(self, rows: int, *, field: str) -> int:
+        """Samples at once; a group has to fit."""
+        if rows < (wanted := int(self._ctx.flow.config["samples_per_prompt"])):
             raise UserError(
                 "a group does not fit into the engine", got=f"{field}, so {rows} samples at once",
-                wanted=f"{self._samples}, spec.flow.config.samplesPerPrompt",
+                wanted=f"{wanted}, spec.flow.config.samplesPerPrompt",
                 next="raise maxSequences or the plan's kv, or lower samplesPerPrompt",
             )  # fmt: skip
-        return int(rows)
+        return rows
 
     def _sampling_fact(self) -> dict[str, Any]:
         """What the actor has to know of how tokens were drawn."""
@@ -105,7 +113,7 @@ class TransformersRole:
 
     # --- serving ------------------------------------------------------------------------------------------------------
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
-        ctx, engine = self._ctx, self._generator
+        ctx, engine = self._ctx, self._engine
         self._tickets, self._out = ctx.channel("prompts"), ctx.channel("samples")
         self._working: dict[str, tuple[Item, Future[Made]]] = {}
         self._given_up: set[str] = set()
@@ -124,7 +132,7 @@ class TransformersRole:
                 continue
             step = max(item.step for item, _ in self._working.values())
             with ctx.span("compute", step=step) as amount:
-                amount.tokens = float(await asyncio.to_thread(engine.step))
+                amount.tokens = float(await self._in_its_thread(engine.step))
             ctx.moved()
             self._leave()
             if time.monotonic() - kept_at >= KEEP_S:
@@ -135,7 +143,7 @@ class TransformersRole:
     @property
     def _has_room(self) -> bool:
         """For one group more: of what is computed, and of what waits for room in the channel."""
-        return self._generator.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
+        return self._engine.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
 
     async def _begin(self, item: Item) -> None:
         ctx, config = self._ctx, self._config
@@ -148,14 +156,16 @@ class TransformersRole:
             self._tickets.drop(item, "longer than maxPromptTokens")
             return
         if item.version > self._held:
-            self._held, _ = await ctx.weights.pull(item.version, into=self._parameters)
-            self._generator.load(self._held)
+            self._held, weights = await ctx.weights.pull(item.version, into=self._engine.into)
+            with ctx.span("weights", step=item.step):
+                await self._in_its_thread(self._engine.load, self._held, weights)
         name = f"{item.branch}/{item.key}"
         sampling = Sampling(
             samples=self._samples, temperature=config.temperature, most=config.max_response_tokens,
             least=config.min_response_tokens,
         )  # fmt: skip
-        answer = self._generator.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=_left(item))
+        left = Made.from_plain(item.partial) if item.partial is not None else None
+        answer = self._engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
 
@@ -185,16 +195,14 @@ class TransformersRole:
             name = self._given_up.pop()
             if name in self._working and not self._working[name][1].done():
                 item, _ = self._working.pop(name)
-                self._generator.abort(name)
+                self._engine.abort(name)
                 self._tickets.drop(item, "cancelled")
 
     def _keep(self) -> None:
         """For whoever makes these groups if it is not us."""
         for name, (item, answer) in self._working.items():
-            if not answer.done() and (made := self._generator.so_far(name)).versions:
-                self._tickets.keep(item, {
-                    "ids": made.ids, "logprobs": made.logprobs, "finished": made.finished, "versions": made.versions,
-                })  # fmt: skip
+            if not answer.done() and (made := self._engine.so_far(name)).has_begun:
+                self._tickets.keep(item, made.to_plain())
 
     def _hand_over(self, tasks: asyncio.TaskGroup) -> None:
         """In tasks of their own: room in the channel may have to wait for other groups."""
@@ -211,7 +219,7 @@ class TransformersRole:
         index = int(item.payload["index"])
         payload = await asyncio.to_thread(self._payload, index, made)
         await self._out.put(
-            payload, key=item.key, version=PolicyVersion(*made.versions[0]), weight=float(len(payload["tokens"])),
+            payload, key=item.key, version=_oldest(made), weight=float(len(payload["tokens"])),
             parents=[item],
         )  # fmt: skip
         self._tickets.ack(item)
@@ -222,7 +230,7 @@ class TransformersRole:
             "prompt": np.array(self._prompt(index), np.int32),
             "tokens": np.array([token for ids in made.ids for token in ids], np.int32),
             "logprobs": np.array([value for each in made.logprobs for value in each], np.float32),
-            "versions": np.array([made.versions[t] for length in lengths for t in range(length)], np.int32),
+            "versions": np.array([version for each in made.versions for version in each], np.int32),
             "lengths": np.array(lengths, np.int32),
             "finished": np.array(made.finished, np.bool_),
             "texts": self._tokenizer.batch_decode(made.ids, skip_special_tokens=True),
@@ -230,16 +238,23 @@ class TransformersRole:
         }
 
 
-def _left(item: Item) -> Made | None:
-    """What another worker has left of it."""
-    if item.partial is None:
-        return None
-    left = item.partial
-    versions = [(int(branch), int(number)) for branch, number in left["versions"]]
-    return Made(ids=left["ids"], logprobs=left["logprobs"], finished=left["finished"], versions=versions)
+class TransformersRole(LanguageRole):
+    schema = TransformersConfig
+
+    def engine(
+        self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
+    ) -> tuple[Engine, int]:
+        model = models.language_model(path, dtype=getattr(torch, config.dtype))
+        rows, field = config.max_sequences, f"maxSequences {config.max_sequences}"
+        if kv_bytes:
+            positions = config.max_prompt_tokens + config.max_response_tokens
+            each = models.kv_bytes_of(shape, itemsize=model.dtype.itemsize) * positions
+            if kv_bytes // each < rows:
+                rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
+        rows = self.room(rows, field=field)
+        return Generator(model, stops=stops, seed=self._ctx.flow.seed, rows=rows), rows
 
 
-def _stops_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    found = getattr(model.generation_config, "eos_token_id", None)
-    found = tokenizer.eos_token_id if found is None else found
-    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+def _oldest(made: Made) -> PolicyVersion:
+    """The unit's version: the oldest weights that any of it is of."""
+    return PolicyVersion(*min(version for each in made.versions for version in each))

@@ -1,4 +1,4 @@
-"""spec.roles[].config of kinds `torch` and `transformers`, as pydantic checks it before anything starts."""
+"""spec.roles[].config of kinds `torch`, `transformers` and `vllm`, as pydantic checks it before anything starts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TorchConfig(Model):
         return device
 
 
-class TransformersConfig(Model):
-    """Of kind `transformers`: generation by the library of that name, on CPUs."""
+class LanguageConfig(Model):
+    """Of each kind that generates with a language model."""
 
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Longer prompts are dropped by name. 1024: those of the usual problems in mathematics fit."""
@@ -47,10 +47,24 @@ class TransformersConfig(Model):
     actor then differ by 1e-5, of bfloat16 by up to 0.3."""
 
     @model_validator(mode="after")
-    def _least_is_no_more(self) -> TransformersConfig:
+    def _least_is_no_more(self) -> LanguageConfig:
         if self.min_response_tokens > self.max_response_tokens:
             raise ValueError(
                 f"minResponseTokens {self.min_response_tokens} is above maxResponseTokens {self.max_response_tokens}; "
                 "lower it"
             )
         return self
+
+
+class TransformersConfig(LanguageConfig):
+    """Of kind `transformers`: generation by the library of that name, on CPUs."""
+
+
+class VllmConfig(LanguageConfig):
+    """Of kind `vllm`, on CPUs."""
+
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """As above. 0.01: vLLM raises lower ones to it, and the actor would score by another distribution."""
+    kv_cache_mib: Annotated[int, Field(ge=1, le=1 << 24)] = 4096
+    """Keys and values, no more of it than maxSequences use; the plan's kv goes before it. Samples that find no room
+    wait, or are computed again. 4096: what vLLM itself takes on CPUs."""

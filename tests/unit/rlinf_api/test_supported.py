@@ -170,7 +170,7 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
         (spec(flow={"name": "grpo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
         (
             spec(flow={"name": "grpo"}),
-            "spec.roles[rollout].kind: 'torch' is of flow 'ppo', not 'grpo'; write transformers",
+            "spec.roles[rollout].kind: 'torch' is of flow 'ppo', not 'grpo'; write transformers, vllm",
         ),
         (
             spec(flow={"name": "grpo"}, placement={"mode": "Collocated"}),
@@ -181,7 +181,10 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
             "spec.roles[rollout].kind: 'transformers' is of flow 'grpo', not 'ppo'; write torch, or module:Class",
         ),
         (spec(flow={"name": "pppo"}), "spec.flow.name: 'pppo' is not a registered flow; did you mean 'ppo'?"),
-        (lambda m: m["spec"]["roles"][1].update(kind="vllm"), "spec.roles[rollout].kind: 'vllm' is not supported yet"),
+        (
+            lambda m: m["spec"]["roles"][1].update(kind="vllm"),
+            "spec.roles[rollout].kind: 'vllm' is of flow 'grpo', not 'ppo'; write torch, or module:Class",
+        ),
         (
             lambda m: m["spec"]["roles"][0].update(kind="gymnasiun"),
             "is not a registered kind; did you mean 'gymnasium'?",

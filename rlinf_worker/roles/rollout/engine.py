@@ -1,0 +1,123 @@
+"""What an engine of language models is: the seam between the rollout role (language.py) and what computes tokens,
+generation.py for kind `transformers` and vllm_engine.py for kind `vllm`.
+
+    answer = engine.begin("0/train:0/7/0", key="train:0/7/0", prompt=[5, 9, 1], sampling=Sampling(...))
+    engine.step()                  one token of samples that are there; in a thread, one call at a time
+    engine.load(version, weights)  between two steps: the tokens to come are of these weights, requests go on
+    engine.abort(name)             what there is of it
+
+A request is a group: some samples of one prompt. Requests join and leave between any two steps; one is answered in the
+step in which its last sample ends. Nothing here knows an event loop.
+
+What a token is follows from weights, prompt and (seed, key, sample, position): not from who else is in the batch, which
+only moves the last digits of log-probabilities. So a group that is made again gets the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from rlinf_worker.channels.protocol import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Of one request."""
+
+    samples: int
+    temperature: float
+    most: int
+    """Tokens of a sample."""
+    least: int = 0
+    """Before that many, no stop token is drawn: the distribution is without them, and so are log-probabilities."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Made:
+    """Samples of a request, so far or whole. `versions[g][t]`: whose weights made token t of sample g."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+    finished: list[bool]
+    versions: list[list[tuple[int, int]]]
+
+    @classmethod
+    def nothing(cls, samples: int) -> Made:
+        empty: list[list[Any]] = [[] for _ in range(3 * samples)]
+        return cls(
+            ids=empty[:samples], logprobs=empty[samples : 2 * samples], versions=empty[2 * samples :],
+            finished=[False] * samples,
+        )  # fmt: skip
+
+    @property
+    def has_begun(self) -> bool:
+        return any(self.ids)
+
+    def going_on(self, most: int) -> list[int]:
+        """Samples that have not ended."""
+        return [g for g, ids in enumerate(self.ids) if not self.finished[g] and len(ids) < most]
+
+    def copied(self) -> Made:
+        return Made(
+            ids=[list(each) for each in self.ids], logprobs=[list(each) for each in self.logprobs],
+            versions=[list(each) for each in self.versions], finished=list(self.finished),
+        )  # fmt: skip
+
+    def to_plain(self) -> dict[str, Any]:
+        """For another worker. Versions are spans: [branch, number, how many tokens]."""
+        spans = [[[*version, len(list(same))] for version, same in groupby(each)] for each in self.versions]
+        return {"ids": self.ids, "logprobs": self.logprobs, "finished": self.finished, "versions": spans}
+
+    @classmethod
+    def from_plain(cls, left: Mapping[str, Any]) -> Made:
+        def tokens(spans: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+            return [(branch, number) for branch, number, count in spans for _ in range(count)]
+
+        return cls(
+            ids=left["ids"], logprobs=left["logprobs"], finished=left["finished"],
+            versions=[tokens(spans) for spans in left["versions"]],
+        )  # fmt: skip
+
+
+class Engine(Protocol):
+    """Called from one thread at a time. A raise of any of it is the engine's death, and so its worker's."""
+
+    into: Mapping[str, Any] | None
+    """Tensors that new weights are pulled into, by their names in the model's folder; None: `load` gets them."""
+
+    @property
+    def busy(self) -> bool:
+        """Some request is not answered."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Samples of all requests that are here."""
+        ...
+
+    def begin(
+        self, name: str, *, key: str, prompt: Sequence[int], sampling: Sampling, made: Made | None = None
+    ) -> Future[Made]:
+        """`made`: what another has left of it, to go on from. Weights have been loaded before."""
+        ...
+
+    def step(self) -> int:
+        """Returns how many tokens were made."""
+        ...
+
+    def load(self, version: PolicyVersion, weights: Mapping[str, Any]) -> None:
+        """All parameters of `version`. What was computed with others is computed anew: log-probabilities of the tokens
+        to come are those of one policy."""
+        ...
+
+    def so_far(self, name: str) -> Made:
+        """A copy."""
+        ...
+
+    def abort(self, name: str) -> Made:
+        """What there is of it; whoever waits for the answer is cancelled."""
+        ...

@@ -1,0 +1,321 @@
+"""The suite that every engine of language models passes: tokens follow from weights, prompt, seed and key, whoever else
+is in the batch; their log-probabilities are those of the distribution that they were drawn from.
+
+vLLM's has a cache that is too small for all requests at once: some wait, some are computed again."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles import models
+from rlinf_worker.roles.rollout import generation, vllm_role
+from rlinf_worker.roles.rollout.engine import Made, Sampling
+from rlinf_worker.roles.rollout.generation import Generator
+from rlinf_worker.roles.rollout.schema import VllmConfig
+from tests.fakes.vllm_process import VllmProcess
+
+STOPS = (2, 5, 9)
+FIRST, SECOND = PolicyVersion(0, 3), PolicyVersion(0, 4)
+CLOSE = 2e-5  # float32, of a peaked distribution
+BLOCK_BYTES = 32 * 2 * 2 * 1 * 32 * 4  # positions, keys and values, layers, heads, width, float32
+STARTS_VLLM = [pytest.mark.slow("imports and starts vLLM once, 14 s"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=40, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).train(False)
+
+
+def of_transformers(model, *, seed=7, stops=STOPS, rows=512):
+    engine = Generator(model, stops=stops, seed=seed, rows=rows)
+    engine.load(FIRST, {})
+    return engine
+
+
+@pytest.fixture(scope="module")
+def vllm(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    with VllmProcess(folder, block_bytes=32 * models.kv_bytes_of(model.config, itemsize=4)) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=STARTS_VLLM)])
+def engine_of(request, model):
+    """An empty engine with the model's weights, by seed."""
+    if request.param == "transformers":
+        return lambda **options: of_transformers(model, **options)
+    process = request.getfixturevalue("vllm")
+    weights = dict(model.named_parameters())
+    return lambda seed=7: process.engine(seed=seed, stops=STOPS, version=FIRST, weights=weights)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    luck = np.random.default_rng(0)
+    return {f"k{n}": luck.integers(3, 40, luck.integers(2, 90)).tolist() for n in range(12)}
+
+
+def sampling(**changes):
+    return Sampling(**{"samples": 3, "temperature": 0.7, "most": 20, "least": 2, **changes})
+
+
+def run(engine, prompts, *, per_step=3, **changes):
+    waiting, answers = dict(prompts), {}
+    while waiting or engine.busy:
+        for name in list(waiting)[:per_step]:
+            answers[name] = engine.begin(name, key=name, prompt=waiting.pop(name), sampling=sampling(**changes))
+        engine.step()
+    return {name: answer.result() for name, answer in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def made(engine_of, prompts):
+    return run(engine_of(), prompts)
+
+
+def same(one, other):
+    assert one.ids == other.ids
+    assert one.finished == other.finished
+    for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=CLOSE)
+
+
+def scored(model, prompt, ids, *, temperature=0.7, least=2):
+    """By a forward pass over the whole text, without a cache."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double()
+    logits[:least, list(STOPS)] = -torch.inf
+    return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def test_a_group_is_the_same_alone_and_among_others_in_any_order(engine_of, prompts, made):
+    backwards = dict(reversed(list(prompts.items())))
+    few = run(engine_of(), backwards, per_step=1)
+    for name in prompts:
+        same(made[name], few[name])
+    name = next(iter(prompts))
+    same(made[name], run(engine_of(), {name: prompts[name]})[name])
+
+
+def test_a_group_is_answered_as_it_ends_and_others_take_its_place(engine_of, prompts):
+    engine = engine_of()
+    long = engine.begin("long", key="a", prompt=prompts["k0"], sampling=sampling(most=20, least=20))
+    short = engine.begin("short", key="b", prompt=prompts["k1"], sampling=sampling(samples=2, most=3, least=3))
+    assert engine.rows == 5
+    assert [engine.step() for _ in range(3)] == [5, 5, 5]
+    assert short.done()
+    assert not long.done()
+    late = engine.begin("late", key="c", prompt=prompts["k2"], sampling=sampling(samples=1, most=2, least=2))
+    assert [engine.step() for _ in range(2)] == [4, 4]
+    assert late.done()
+    assert not long.done()
+    assert engine.rows == 3
+
+
+def test_a_logprob_is_that_of_the_distribution_that_was_drawn_from(model, prompts, made):
+    for name, prompt in prompts.items():
+        for ids, logprobs in zip(made[name].ids, made[name].logprobs, strict=True):
+            assert logprobs == pytest.approx(scored(model, prompt, ids), abs=CLOSE)
+
+
+def test_a_sample_ends_with_a_stop_token_and_not_before_its_least_length(made):
+    every = [(ids, finished) for one in made.values() for ids, finished in zip(one.ids, one.finished, strict=True)]
+    assert {finished for _, finished in every} == {True, False}, "some end, and some have no room"
+    for ids, finished in every:
+        assert finished == (ids[-1] in STOPS)
+        assert not set(ids[:-1]) & set(STOPS)
+        assert (2 < len(ids) <= 20) if finished else len(ids) == 20
+
+
+def test_samples_of_a_group_differ_and_so_do_keys_and_seeds(engine_of, prompts, made):
+    name, prompt = next(iter(prompts.items()))
+    assert len({tuple(ids) for ids in made[name].ids}) > 1
+    for key, seed in (("other", 7), (name, 8)):
+        engine = engine_of(seed=seed)
+        answer = engine.begin("r", key=key, prompt=prompt, sampling=sampling())
+        while engine.busy:
+            engine.step()
+        assert answer.result().ids != made[name].ids
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely(engine_of, model, prompts):
+    """Of the first token, over 4,000 samples."""
+    prompt = prompts["k3"]
+    found = run(engine_of(), {"many": prompt}, samples=4000, most=1, least=1)["many"]
+    counts = np.bincount([ids[0] for ids in found.ids], minlength=40) / 4000
+    wanted = np.exp([scored(model, prompt, [token], least=1)[0] for token in range(40)])
+    assert np.abs(counts - wanted).max() < 4 * (0.25 / 4000) ** 0.5
+    assert counts[list(STOPS)].sum() == 0
+
+
+def test_requests_have_samplings_of_their_own(engine_of, model, prompts):
+    engine, prompt = engine_of(), prompts["k1"]
+    short = engine.begin("short", key="k", prompt=prompt, sampling=sampling(samples=2, most=3, least=3))
+    cold = engine.begin("cold", key="k", prompt=prompt, sampling=sampling(samples=5, temperature=0.01))
+    while engine.busy:
+        engine.step()
+    assert [len(ids) for ids in short.result().ids] == [3, 3]
+    for one, temperature, least, close in ((short, 0.7, 3, CLOSE), (cold, 0.01, 2, 70 * CLOSE)):
+        for ids, logprobs in zip(one.result().ids, one.result().logprobs, strict=True):
+            assert logprobs == pytest.approx(
+                scored(model, prompt, ids, temperature=temperature, least=least), abs=close
+            )
+
+
+def test_what_is_aborted_leaves_what_there_is_and_the_others_alone(engine_of, prompts, made):
+    engine = engine_of()
+    answers = {n: engine.begin(n, key=n, prompt=prompts[n], sampling=sampling()) for n in ("k0", "k1", "k2")}
+    for _ in range(4):
+        engine.step()
+    partial = engine.abort("k1")
+    assert answers["k1"].cancelled()
+    for ids, whole in zip(partial.ids, made["k1"].ids, strict=True):
+        assert ids == whole[:4]
+    assert partial.versions == [[(0, 3)] * 4] * 3
+    while engine.busy:
+        engine.step()
+    same(answers["k0"].result(), made["k0"])
+    same(answers["k2"].result(), made["k2"])
+
+
+@pytest.mark.parametrize("steps", [1, 4, 12])
+def test_another_engine_goes_on_from_what_was_left(engine_of, prompts, made, steps):
+    first = engine_of()
+    first.begin("r", key="k4", prompt=prompts["k4"], sampling=sampling())
+    for _ in range(steps):
+        first.step()
+    left = first.so_far("r")
+    first.step()
+    assert max(map(len, left.versions)) == steps, "a copy"
+    second = engine_of()
+    plain = json.loads(json.dumps(left.to_plain()))
+    answer = second.begin("r", key="k4", prompt=prompts["k4"], sampling=sampling(), made=Made.from_plain(plain))
+    while second.busy:
+        second.step()
+    same(answer.result(), made["k4"])
+
+
+@pytest.fixture
+def changed(model):
+    """The same model with other weights, for one test."""
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def change():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.05)
+        return dict(model.named_parameters())
+
+    yield change
+    with torch.no_grad():
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            parameter.copy_(old)
+
+
+def test_new_weights_make_the_tokens_behind_them_and_each_says_whose_it_is(engine_of, model, prompts, changed):
+    engine, prompt = engine_of(), prompts["k5"]
+    answer = engine.begin("r", key="k5", prompt=prompt, sampling=sampling(least=20))
+    for _ in range(5):
+        engine.step()
+    engine.load(SECOND, changed())
+    while engine.busy:
+        engine.step()
+    made = answer.result()
+    assert made.versions == [[(0, 3)] * 5 + [(0, 4)] * 15] * 3
+    for ids, logprobs in zip(made.ids, made.logprobs, strict=True):
+        assert logprobs[5:] == pytest.approx(scored(model, prompt, ids, least=20)[5:], abs=CLOSE), "no old cache"
+        assert logprobs[:5] != pytest.approx(scored(model, prompt, ids, least=20)[:5], abs=CLOSE)
+
+
+def test_a_prompt_that_was_answered_before_is_computed_with_the_new_weights(engine_of, model, prompts, changed):
+    """Layers that the engine fuses, the head that is tied to the embedding, and what it has cached of the prompt."""
+    name, prompt = max(prompts.items(), key=lambda each: len(each[1]))
+    assert len(prompt) > 64, "two whole blocks"
+    engine = engine_of()
+    run(engine, {name: prompt})
+    engine.load(SECOND, changed())
+    [made] = run(engine, {name: prompt}).values()
+    for ids, logprobs in zip(made.ids, made.logprobs, strict=True):
+        assert logprobs == pytest.approx(scored(model, prompt, ids), abs=CLOSE)
+
+
+def test_a_request_that_was_whole_when_it_was_left_is_answered_at_once(engine_of, prompts, made):
+    engine, whole = engine_of(), made["k6"]
+    answer = engine.begin("r", key="k6", prompt=prompts["k6"], sampling=sampling(), made=whole.copied())
+    engine.step()
+    same(answer.result(), whole)
+    assert not engine.busy
+
+
+def test_there_are_never_more_rows_than_it_has_room_for(model, prompts):
+    engine = of_transformers(model, rows=7)
+    for name, prompt in prompts.items():
+        engine.begin(name, key=name, prompt=prompt, sampling=sampling())
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, engine._batch.count)
+    assert most == 7, "two groups of three, and the rest of a third"
+
+
+def test_the_library_computes_prompts_and_scores_in_bounded_pieces_and_few_rows(model, prompts, monkeypatch):
+    whole = run(of_transformers(model), prompts)
+    few = run(of_transformers(model, rows=7), prompts)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 100)
+    monkeypatch.setattr(generation, "SCORED_AT_ONCE", 80)
+    pieces = run(of_transformers(model), prompts)
+    for name in prompts:
+        same(few[name], whole[name])
+        same(pieces[name], whole[name])
+
+
+# --- vLLM alone -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow("imports and starts vLLM once, 14 s")
+@pytest.mark.timeout(300)
+def test_weights_that_leave_a_tensor_of_vllms_as_it_was_are_refused(vllm, model):
+    weights = dict(model.named_parameters())
+    engine = vllm.engine(seed=7, stops=STOPS, version=FIRST, weights=weights)
+    lacking = {name: tensor for name, tensor in weights.items() if name != "model.norm.weight"}
+    with pytest.raises(RuntimeError, match=r"InvariantBroken: weights .* not model\.norm\.weight"):
+        engine.load(SECOND, lacking)
+
+
+@pytest.mark.slow("imports and starts vLLM once, 14 s")
+@pytest.mark.timeout(300)
+def test_a_model_that_vllm_lacks_is_told(vllm):
+    vllm.call("check_model", ["Qwen2ForCausalLM"], path="/models/base")
+    with pytest.raises(RuntimeError, match=r"UserError: vLLM has no model for .*/models/base.*: got OwnForCausalLM"):
+        vllm.call("check_model", ["OwnForCausalLM"], path="/models/base")
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_bytes", "wanted"),
+    [
+        ({"maxSequences": 4}, 0, (4 * 3 + 1) * BLOCK_BYTES),
+        ({"maxSequences": 1 << 16, "kvCacheMib": 1}, 0, 1 << 20),
+        ({"maxSequences": 4}, 5 * BLOCK_BYTES, 5 * BLOCK_BYTES),
+    ],
+)
+def test_the_cache_is_what_there_is_and_no_more_than_samples_fill(model, config, kv_bytes, wanted):
+    config = VllmConfig.model_validate({"maxPromptTokens": 60, "maxResponseTokens": 20, **config})
+    assert vllm_role.cache_bytes(config, model.config, kv_bytes=kv_bytes) == wanted
+
+
+def test_a_cache_too_small_for_one_sample_is_told(model):
+    config = VllmConfig.model_validate({"maxPromptTokens": 60, "maxResponseTokens": 20})
+    says = f"too small for one sample: got kv 1000 bytes of the plan, wanted {4 * BLOCK_BYTES} bytes at least"
+    with pytest.raises(UserError, match=says):
+        vllm_role.cache_bytes(config, model.config, kv_bytes=1000)
