@@ -117,7 +117,8 @@ class DataSpec(Model):
 class RoleSpec(Model):
     name: Name
     kind: Annotated[str, Field(min_length=1, max_length=200)]
-    """A registered kind (gymnasium, torch, transformers, vllm, rule, fsdp, synthetic) or the user's own module:Class."""
+    """A registered kind (gymnasium, torch, transformers, vllm, rule, fsdp, synthetic) or the user's own
+    module:Class."""
     slots_per_worker: Annotated[int, Field(ge=1, le=64)] = 1
     """Slots of one pod that one worker takes (tensor parallel). 1: one process on one slot."""
     workers: IntOrRange = Range(min=1, max=1)

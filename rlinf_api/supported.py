@@ -48,11 +48,6 @@ _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
     ),
     ("spec.data.eval", lambda s: (s.data.eval or None) if s.data else None, "remove it: nothing evaluates yet"),
     (
-        "spec.flow.maxStaleness",
-        lambda s: (s.flow.max_staleness or None) if s.flow.name == "grpo" else None,
-        "write 0: flow grpo trains on the policy that sampled",
-    ),
-    (
         "spec.placement.mode",
         lambda s: s.placement.mode.value if s.flow.name == "grpo" and _is_collocated(s) else None,
         "write Auto: an engine of flow grpo does not leave its slots",

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from rlinf_api.errors import UserError
@@ -87,6 +90,19 @@ def kv_bytes_of(config: Any, *, itemsize: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * width * itemsize)
+
+
+def save_folder(folder: Path, tensors: Mapping[str, torch.Tensor], *, shape: Any, generation: Any, tokens: str) -> None:
+    """As transformers saves one, and vLLM reads it. `shape`, `generation`: the model's configs; `tokens`: the folder
+    whose tokenizer it has."""
+    folder.mkdir()
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    shape.save_pretrained(folder)
+    if generation is not None:
+        generation.save_pretrained(folder)
+    for name in TOKENIZER:
+        if (found := Path(tokens, name)).is_file():
+            shutil.copyfile(found, folder / name)
 
 
 def digest_of(path: str) -> str:

@@ -117,6 +117,24 @@ def test_a_step_of_which_nothing_is_left_counts_and_changes_nothing(folder):
     )
 
 
+@pytest.mark.slow("loads torch and transformers in three workers, and in one of them twice")
+@pytest.mark.timeout(200)
+def test_steps_that_overlap_learn_within_the_bound_and_say_how_old_their_tokens_are(folder):
+    job = reasoning.manifest(folder, steps=16, order="arrival")
+    with Run(folder, "spec.flow.maxStaleness=2", file=job, small=False, name="stale") as run:
+        run.until_step(5)
+        run.kill("rollout/0")
+        assert run.end(timeout_s=150) == 0, run.said
+        assert run.answer["condition"] == "Complete", run.said
+        lines = run.lines("metrics")
+    assert [line["groups_count"] for line in lines] == [16] * 16
+    oldest = [line["staleness_max"] for line in lines]
+    assert max(oldest[:3]) == 2, "the first steps are all made by the base model"
+    assert max(oldest) <= 2, oldest
+    rewards = [line["reward_mean"] for line in lines]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
+
+
 @pytest.mark.slow("imports and starts vLLM twice, 14 s each")
 @pytest.mark.timeout(500)
 def test_vllm_generates_and_a_dead_engines_groups_are_made_again(tmp_path):

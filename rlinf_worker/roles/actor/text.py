@@ -9,7 +9,6 @@ the last one is here, most of the gradient is done. Else the step's groups are w
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from rlinf_api.errors import UserError
 from rlinf_worker.algorithms import groups as advantages
@@ -97,7 +96,7 @@ class TextTrainer(Trainer):
         self._added.update(item.key for item in fresh)
         tokens = float(sum(len(item.payload["tokens"]) for item in fresh))
         with self._ctx.span("compute", step=at[1], units=len(fresh), tokens=tokens):
-            self._learner.add([self._answers(item.payload) for item in fresh])
+            self._learner.add([self._answers(item) for item in fresh])
 
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
         items = [unit[0] for unit in step.units]
@@ -107,7 +106,7 @@ class TextTrainer(Trainer):
         else:
             tokens = float(sum(len(item.payload["tokens"]) for item in items))
             with self._ctx.span("compute", step=step.number, units=len(items), tokens=tokens):
-                done = self._updated([self._answers(item.payload) for item in items], step.number)
+                done = self._updated([self._answers(item) for item in items], step.number)
         self._at, self._added, self._step = (-1, -1), set(), step.number
         numbers = self._numbers(done, items)
         for _, norm in done:
@@ -134,20 +133,21 @@ class TextTrainer(Trainer):
             done.append(self._learner.update(step, steps=self._ctx.flow.steps))
         return done
 
-    def _answers(self, payload: Mapping[str, Any]) -> AnswerGroup:
+    def _answers(self, item: Item) -> AnswerGroup:
+        payload = item.payload
         lengths = np.array(payload["lengths"])
         reward_G = np.array(payload["reward"], np.float64)
         reward_G += advantages.overlong_penalty(lengths, longest=self._longest, buffer=self._overlong)
         engine = np.array(payload["logprobs"])
         return AnswerGroup(
             prompt=np.array(payload["prompt"]), tokens=np.array(payload["tokens"]), lengths=lengths, engine=engine,
-            advantage_G=advantages.of_group(reward_G, self._advantage),
+            advantage_G=advantages.of_group(reward_G, self._advantage), fresh=_staleness(item) == 0,
             old=torch.from_numpy(engine) if self._old == "engine" else None,
         )  # fmt: skip
 
     # --- what people see ----------------------------------------------------------------------------------------------
     def _numbers(self, done: Sequence[tuple[AddedUp, float]], items: Sequence[Item]) -> dict[str, float]:
-        own = [_seen(item.payload) for item in items]
+        own = [_seen(item) for item in items]
         seen = [group for rank in self._learner.gathered(own) for group in rank]
         sums = {name: sum(totals.sums[name] for totals, _ in done) for name in done[0][0].sums}
         tokens, weight = max(1.0, sums["tokens"]), max(1.0, sums["weight"])
@@ -161,12 +161,13 @@ class TextTrainer(Trainer):
             "approx_kl": sums["kl"] / tokens,
             "clip_fraction": sums["clipped"] / tokens,
             "capped_fraction": sums["capped"] / tokens,
-            "engine_kl": sums["engine_kl"] / tokens,
-            "engine_difference_max": max(totals.engine_difference for totals, _ in done),
             "updates_skipped_count": float(len(done) - len(norms)),
             "tokens_count": sums["tokens"],
             "tokens_per_s": sums["tokens"] / max(1e-9, now - began),
         }
+        if sums["fresh"]:
+            numbers["engine_kl"] = sums["engine_kl"] / sums["fresh"]
+            numbers["engine_difference_max"] = max(totals.engine_difference for totals, _ in done)
         if norms:
             numbers["grad_norm"] = float(np.mean(norms))
             factor = self._learner.config.factor(self._step, steps=self._ctx.flow.steps)
@@ -180,6 +181,8 @@ class TextTrainer(Trainer):
             "same_reward_fraction": float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
             "response_tokens_mean": float(lengths.mean()),
             "response_tokens_max": float(lengths.max()),
+            "staleness_mean": float(sum(group["staleness_sum"] for group in seen) / max(1, lengths.sum())),
+            "staleness_max": float(max(group["staleness_max"] for group in seen)),
             "truncated_fraction": float(1.0 - np.mean(np.concatenate([group["finished"] for group in seen]))),
         }
         for name in sorted({name for group in seen for name in group["parts"]}):
@@ -201,18 +204,10 @@ class TextTrainer(Trainer):
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         self._shards.write(folder, {name: part for name, part in state.items() if name != FOLDER})
         if state.get(FOLDER):
-            self._export(folder / FOLDER, state[FOLDER])
-
-    def _export(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-        """A folder as transformers saves one."""
-        folder.mkdir()
-        save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-        self._model_config.save_pretrained(folder)
-        if self._generation_config is not None:
-            self._generation_config.save_pretrained(folder)
-        for name in models.TOKENIZER:
-            if (found := Path(self._ctx.flow.model, name)).is_file():
-                shutil.copyfile(found, folder / name)
+            models.save_folder(
+                folder / FOLDER, state[FOLDER], shape=self._model_config, generation=self._generation_config,
+                tokens=self._ctx.flow.model,
+            )  # fmt: skip
 
     def read_shards(self, saved: Checkpoint) -> None:
         into: dict[str, Any] = {**self._learner.tensors(), "skipped": 0}
@@ -237,8 +232,15 @@ def _learner_config(flow: Mapping[str, Any], config: TextFsdpConfig, sampling: M
     )  # fmt: skip
 
 
-def _seen(payload: Mapping[str, Any]) -> dict[str, Any]:
+def _seen(item: Item) -> dict[str, Any]:
+    payload, staleness = item.payload, _staleness(item)
     return {
         "reward": np.array(payload["reward"], np.float64), "lengths": np.array(payload["lengths"]),
         "finished": np.array(payload["finished"], np.float64), "parts": dict(payload["parts"]),
+        "staleness_sum": int(staleness.sum()), "staleness_max": int(staleness.max(initial=0)),
     }  # fmt: skip
+
+
+def _staleness(item: Item) -> NDArray[np.int64]:
+    """Of each token: how many updates the policy had seen since, when the step began."""
+    return item.step - 1 - np.array(item.payload["versions"], np.int64)[:, 1]

@@ -30,7 +30,7 @@ from rlinf_worker.roles.actor.scoring import Scorer
 
 Float64 = NDArray[np.float64]
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-SUMS: Final = ("loss", "weight", "entropy", "kl", "clipped", "capped", "tokens", "engine_kl")
+SUMS: Final = ("loss", "weight", "entropy", "kl", "clipped", "capped", "tokens", "fresh", "engine_kl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,8 @@ class AnswerGroup:
     lengths: NDArray[np.int32]
     engine: NDArray[np.float32]
     advantage_G: Float64
+    fresh: NDArray[np.bool_] | None = None
+    """Tokens that the policy itself has made, as it is before the step; None: all."""
     old: Tensor | None = None
 
 
@@ -91,7 +93,7 @@ class AddedUp:
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     engine_difference: float = 0.0
-    """The largest between engine and trainer of one token, in nats."""
+    """The largest between engine and trainer of one fresh token, in nats."""
 
 
 class TextLearner:
@@ -222,16 +224,21 @@ class TextLearner:
             self.config.loss,
         )  # fmt: skip
         out.loss_sum.backward()  # type: ignore[no-untyped-call]
-        apart_T = now_T - engine_T
+        fresh = np.concatenate([
+            np.ones(s.length, np.bool_) if s.group.fresh is None else s.group.fresh[part]
+            for s, part in zip(real, parts, strict=True)
+        ])  # fmt: skip
+        apart_T = (now_T - engine_T)[torch.from_numpy(fresh)]
         found: dict[str, Any] = {
             "loss": out.loss_sum.detach(), "weight": out.weight_sum, "entropy": out.entropy_sum, "kl": out.kl_sum,
             "clipped": out.clipped_sum, "capped": out.capped_sum, "tokens": count,
-            "engine_kl": (apart_T.exp() - 1.0 - apart_T).sum(),
+            "fresh": len(apart_T), "engine_kl": (apart_T.exp() - 1.0 - apart_T).sum(),
         }  # fmt: skip
         totals = self.totals
         for name, value in found.items():
             totals.sums[name] += float(value)
-        totals.engine_difference = max(totals.engine_difference, float(apart_T.abs().max()))
+        if len(apart_T):
+            totals.engine_difference = max(totals.engine_difference, float(apart_T.abs().max()))
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def update(self, step: int, *, steps: int) -> tuple[AddedUp, float]:

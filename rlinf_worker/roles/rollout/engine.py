@@ -109,9 +109,10 @@ class Engine(Protocol):
         """Returns how many tokens were made."""
         ...
 
-    def load(self, version: PolicyVersion, weights: Mapping[str, Any]) -> None:
+    def load(self, version: PolicyVersion, weights: Mapping[str, Any], *, keep: bool = False) -> None:
         """All parameters of `version`. What was computed with others is computed anew: log-probabilities of the tokens
-        to come are those of one policy."""
+        to come are those of one policy. `keep`: keys and values of requests that are under way stay as they are; what
+        comes is drawn, and its log-probabilities are, of that mixture."""
         ...
 
     def so_far(self, name: str) -> Made:

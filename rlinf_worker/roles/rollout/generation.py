@@ -113,10 +113,10 @@ class Generator:
         return made
 
     # --- between two steps --------------------------------------------------------------------------------------------
-    def load(self, version: PolicyVersion, weights: Mapping[str, Any]) -> None:
+    def load(self, version: PolicyVersion, weights: Mapping[str, Any], *, keep: bool = False) -> None:
         """They are in the model's parameters by now."""
         self.version = version
-        if self._batch.count:
+        if self._batch.count and not keep:
             for name, request in self._requests.items():
                 if name not in self._waiting:
                     self._batch.store(request)

@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from rlinf_worker.roles.rollout.schema import LanguageConfig, TransformersConfig
 from rlinf_worker.roles.samples import ROWS, SAMPLING
 
 Result = TypeVar("Result")
+NO_WEIGHTS: Final = PolicyVersion(-1, 0)
 KEEP_S: Final = 1.0
 """Between two times that what there is of groups is left with the driver: what a dead worker costs at most."""
 
@@ -115,30 +117,60 @@ class LanguageRole:
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         ctx, engine = self._ctx, self._engine
         self._tickets, self._out = ctx.channel("prompts"), ctx.channel("samples")
+        self._tasks, self._kept_at = tasks, time.monotonic()
         self._working: dict[str, tuple[Item, Future[Made]]] = {}
         self._given_up: set[str] = set()
         self._puts: set[asyncio.Task[None]] = set()
-        self._held = PolicyVersion(-1, 0)
-        kept_at = time.monotonic()
-        while not ctx.stopping.is_set():
-            while self._has_room and (item := self._tickets.take_now()) is not None:
-                await self._begin(item)
-            self._hand_over(tasks)
-            if not engine.busy:
-                if not self._has_room:
+        self._held = NO_WEIGHTS
+        self._news: asyncio.Future[PolicyVersion] | None = None
+        try:
+            while not ctx.stopping.is_set():
+                await self._look_for_news()
+                while self._has_room and (item := self._tickets.take_now()) is not None:
+                    await self._begin(item)
+                self._hand_over()
+                if engine.busy:
+                    await self._step()
+                elif self._has_room:
+                    await self._begin(await self._tickets.take())
+                else:
                     await asyncio.wait(self._puts, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                await self._begin(await self._tickets.take())
-                continue
-            step = max(item.step for item, _ in self._working.values())
-            with ctx.span("compute", step=step) as amount:
-                amount.tokens = float(await self._in_its_thread(engine.step))
-            ctx.moved()
-            self._leave()
-            if time.monotonic() - kept_at >= KEEP_S:
-                kept_at = time.monotonic()
-                self._keep()
-        self._keep()
+            self._keep()
+        finally:
+            if self._news is not None:
+                self._news.cancel()
+
+    async def _step(self) -> None:
+        ctx = self._ctx
+        step = max(item.step for item, _ in self._working.values())
+        with ctx.span("compute", step=step) as amount:
+            amount.tokens = float(await self._in_its_thread(self._engine.step))
+        ctx.moved()
+        self._leave()
+        if time.monotonic() - self._kept_at >= KEEP_S:
+            self._kept_at = time.monotonic()
+            self._keep()
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+    async def _look_for_news(self) -> None:
+        """Where steps may be open that older weights will do for: the newest make what is begun, and the tokens to come
+        of what is under way."""
+        if not self._ctx.flow.max_staleness or self._held == NO_WEIGHTS:
+            return
+        if self._news is None:
+            self._news = asyncio.ensure_future(self._ctx.weights.newer(self._held))
+        if self._news.done():
+            news, self._news = self._news, None
+            await self._change_weights(news.result())
+
+    async def _change_weights(self, at_least: PolicyVersion) -> None:
+        ctx, engine, on_news = self._ctx, self._engine, self._config.on_new_weights
+        while on_news == "drain" and engine.busy and not ctx.stopping.is_set():
+            await self._step()
+            self._hand_over()
+        self._held, weights = await ctx.weights.pull(at_least, into=engine.into)
+        with ctx.span("weights", step=self._held.number):
+            await self._in_its_thread(partial(engine.load, self._held, weights, keep=on_news == "keep"))
 
     @property
     def _has_room(self) -> bool:
@@ -156,15 +188,15 @@ class LanguageRole:
             self._tickets.drop(item, "longer than maxPromptTokens")
             return
         if item.version > self._held:
-            self._held, weights = await ctx.weights.pull(item.version, into=self._engine.into)
-            with ctx.span("weights", step=item.step):
-                await self._in_its_thread(self._engine.load, self._held, weights)
+            await self._change_weights(item.version)
         name = f"{item.branch}/{item.key}"
         sampling = Sampling(
             samples=self._samples, temperature=config.temperature, most=config.max_response_tokens,
             least=config.min_response_tokens,
         )  # fmt: skip
         left = Made.from_plain(item.partial) if item.partial is not None else None
+        if left is not None and _oldest(left) < item.version:
+            left = None  # too old for the step that it is of now
         answer = self._engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
@@ -204,11 +236,11 @@ class LanguageRole:
             if not answer.done() and (made := self._engine.so_far(name)).has_begun:
                 self._tickets.keep(item, made.to_plain())
 
-    def _hand_over(self, tasks: asyncio.TaskGroup) -> None:
+    def _hand_over(self) -> None:
         """In tasks of their own: room in the channel may have to wait for other groups."""
         for name in [name for name, (_, answer) in self._working.items() if answer.done()]:
             item, answer = self._working.pop(name)
-            put = tasks.create_task(self._put(item, answer.result()))
+            put = self._tasks.create_task(self._put(item, answer.result()))
             self._puts.add(put)
             put.add_done_callback(self._puts.discard)
 

@@ -46,6 +46,12 @@ class LanguageConfig(Model):
     """Of the engine's weights and cache, in which they are published, too. float32: log-probabilities of engine and
     actor then differ by 1e-5, of bfloat16 by up to 0.3."""
 
+    on_new_weights: Literal["recompute", "keep", "drain"] = "recompute"
+    """With maxStaleness above 0, as new weights come while samples are under way. recompute: they go on with them, and
+    what was computed with the old ones is computed anew; keep: it is kept, which is cheaper, and the log-probabilities
+    are of no one policy; drain: they end with the old ones first, and nothing begins until then. recompute: the longest
+    sample is not waited for, and a token is of one policy."""
+
     @model_validator(mode="after")
     def _least_is_no_more(self) -> LanguageConfig:
         if self.min_response_tokens > self.max_response_tokens:

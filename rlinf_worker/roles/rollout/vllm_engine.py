@@ -172,7 +172,7 @@ class VllmEngine:
         group.answer.set_result(group.made)
 
     # --- between two steps --------------------------------------------------------------------------------------------
-    def load(self, version: PolicyVersion, weights: Mapping[str, Any]) -> None:
+    def load(self, version: PolicyVersion, weights: Mapping[str, Any], *, keep: bool = False) -> None:
         """vLLM fuses what belongs together, and skips the head where embeddings are tied to it."""
         loaded = set(self._model.load_weights(iter(weights.items())))
         if loaded != self._names:
@@ -181,7 +181,8 @@ class VllmEngine:
                 f"weights {version} set {len(loaded)} of vLLM's {len(self._names)} tensors, not {missing}"
             )
         self.version = version
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+        if not keep:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
 
     # --- a step -------------------------------------------------------------------------------------------------------
     def step(self) -> int:

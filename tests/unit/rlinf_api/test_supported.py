@@ -167,7 +167,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
         (spec(data={"train": "/d"}), "spec.data.train: flow 'ppo' has no language model and reads no data; remove it"),
         (spec(data={"eval": "/d"}), "spec.data.eval: '/d' is not supported yet in this version; remove it: nothing"),
         (spec(flow={"name": "ppo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
-        (spec(flow={"name": "grpo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
         (
             spec(flow={"name": "grpo"}),
             "spec.roles[rollout].kind: 'torch' is of flow 'ppo', not 'grpo'; write transformers, vllm",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.channels.protocol import PolicyVersion, oldest_version
 from rlinf_worker.driver.steps import StepLedger, TicketsOf
 
 
@@ -215,3 +215,49 @@ def test_the_state_that_goes_with_a_checkpoint_names_step_and_branch():
     book = ledger()
     book.adopt(PolicyVersion(2, 8))
     assert json.loads(book.state_json(seed=7)) == {"format": 1, "step": 8, "branch": 2, "seed": 7}
+
+
+EVENTS = st.tuples(
+    st.sampled_from(("make", "make", "make", "train", "train", "train", "actor", "driver")), st.integers(0, 9)
+)
+
+
+@given(staleness=st.integers(0, 4), events=st.lists(EVENTS, min_size=30, max_size=120))
+@settings(max_examples=200, deadline=None)
+def test_no_step_trains_on_weights_older_than_the_bound_whatever_dies(staleness, events):
+    """Rollouts that work ahead as far as the ledger opens steps, with whatever weights they have of what they may use;
+    actors that go back to an older checkpoint, drivers that begin anew and are told what has committed."""
+    steps = 12
+    book = ledger(steps=steps, staleness=staleness, every=2)
+    shown, made, saved = [book.version], dict[tuple[int, int], PolicyVersion](), [book.version]
+    for event, number in events:
+        branch = book.version.branch
+        if event == "make":
+            step = book.committed + 1 + number % (staleness + 2)
+            is_allowed = step <= min(steps, book.committed + 1 + staleness)
+            assert book.may_open(step) == is_allowed, "k + 1 steps are open, and no more"
+            if is_allowed and (branch, step) not in made:
+                opened(book, step)
+                oldest = oldest_version(step, branch=branch, max_staleness=staleness)
+                usable = [version for version in shown if version >= oldest]
+                assert usable, "what a step asks for has been shown by the time that it is open"
+                made[branch, step] = usable[number % len(usable)]
+        elif event == "train" and (version := made.get((branch, book.committed + 1))) is not None:
+            step = book.committed + 1
+            if book.get(step) is None:  # a new driver runs its flow again; the unit is where it was
+                opened(book, step)
+            committed = through(book, step)
+            assert committed is not None
+            assert version.branch == branch, "of no dead branch"
+            assert 0 <= step - 1 - version.number <= staleness
+            shown.append(committed.version)
+            if committed.checkpoint:
+                saved.append(committed.version)
+        elif event == "actor":
+            version = book.rewind(saved[number % len(saved)])
+            saved = [one for one in saved if one.number <= version.number]
+            shown.append(version)
+        elif event == "driver":
+            old, book = book, ledger(steps=steps, staleness=staleness, every=2)
+            book.heard_of(old.highest_branch)
+            book.adopt(old.version)

@@ -143,6 +143,39 @@ async def test_the_engines_logprobs_are_the_old_ones_where_the_config_says_so(fo
     assert not close(weights(corrected), weights(plain))
 
 
+def aged(one, *, by):
+    """Every second token is of weights that are so many updates older than the step's."""
+    versions = np.full((len(one.payload["tokens"]), 2), (one.branch, one.step - 1), np.int32)
+    versions[::2, 1] -= by
+    one.payload["versions"] = versions
+    return one
+
+
+async def test_a_step_says_how_old_its_tokens_are_and_compares_engine_and_actor_by_the_fresh_ones(folder):
+    step = 4
+    fresh, mixed = ([aged(item(n, step=step), by=by) for n in range(4)] for by in (0, 2))
+    for one in mixed:
+        one.payload["logprobs"][::2] -= 30.0  # of another policy: no mistake of the engine's
+    one, other = await trainer_of(folder), await trainer_of(folder)
+    plain, told = await one.train(step_of(fresh, step=step)), await other.train(step_of(mixed, step=step))
+    assert (plain["staleness_mean"], plain["staleness_max"]) == (0.0, 0.0)
+    old = sum(len(each.payload["tokens"][::2]) for each in mixed)
+    assert told["staleness_mean"] == pytest.approx(2 * old / told["tokens_count"])
+    assert told["staleness_max"] == 2.0
+    assert told["engine_difference_max"] < 30.0, "of fresh tokens alone"
+    assert told["engine_difference_max"] <= plain["engine_difference_max"]
+    assert told["capped_fraction"] > 0.2, "but the old ones' weights are truncated"
+
+
+async def test_of_a_step_without_fresh_tokens_nothing_is_said_of_the_engine(folder):
+    items = [aged(item(n, step=3), by=0) for n in range(2)]
+    for one in items:
+        one.payload["versions"][:, 1] = 1
+    told = await (await trainer_of(folder)).train(step_of(items, step=3))
+    assert told["staleness_mean"] == 1.0
+    assert not {"engine_kl", "engine_difference_max"} & set(told)
+
+
 async def test_long_samples_lose_where_the_loss_says_so(folder):
     items = [item(number, reward=1.0) for number in range(4)]
     plain, shaped = await trainer_of(folder), await trainer_of(folder, loss={"overlongBuffer": 6})

@@ -240,6 +240,25 @@ def test_new_weights_make_the_tokens_behind_them_and_each_says_whose_it_is(engin
         assert logprobs[:5] != pytest.approx(scored(model, prompt, ids, least=20)[:5], abs=CLOSE)
 
 
+def test_what_was_computed_with_the_old_weights_is_kept_where_that_is_wanted(engine_of, model, prompts, changed):
+    engine, prompt = engine_of(), prompts["k5"]
+    answer = engine.begin("r", key="k5", prompt=prompt, sampling=sampling(least=20))
+    for _ in range(5):
+        engine.step()
+    engine.load(SECOND, changed(), keep=True)
+    late = engine.begin("late", key="k6", prompt=prompt, sampling=sampling(least=20))
+    while engine.busy:
+        engine.step()
+    made = answer.result()
+    assert made.versions == [[(0, 3)] * 5 + [(0, 4)] * 15] * 3
+    for ids, logprobs in zip(made.ids, made.logprobs, strict=True):
+        assert logprobs[5:] != pytest.approx(scored(model, prompt, ids, least=20)[5:], abs=CLOSE), "a mixture"
+    for ids, logprobs in zip(late.result().ids, late.result().logprobs, strict=True):
+        assert logprobs == pytest.approx(scored(model, prompt, ids, least=20), abs=CLOSE), (
+            "who came later has the new ones"
+        )
+
+
 def test_a_prompt_that_was_answered_before_is_computed_with_the_new_weights(engine_of, model, prompts, changed):
     """Layers that the engine fuses, the head that is tied to the embedding, and what it has cached of the prompt."""
     name, prompt = max(prompts.items(), key=lambda each: len(each[1]))

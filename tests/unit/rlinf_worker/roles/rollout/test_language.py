@@ -48,13 +48,13 @@ class TorchWeights(FakeWeights):
 class Rollout:
     """One role, from its load until its tickets have ended."""
 
-    def __init__(self, folder, *, rows=None, data="rows.jsonl", config=None, **flow):
+    def __init__(self, folder, *, rows=None, data="rows.jsonl", config=None, staleness=0, **flow):
         self.stage = Stage()
         if rows is not None:
             data = "own.jsonl"
             (folder / data).write_text("".join(json.dumps(row) + "\n" for row in rows))
         self.stage.flow = FlowSettings(
-            name="grpo", steps=3, seed=5, max_staleness=0, order="arrival",
+            name="grpo", steps=3, seed=5, max_staleness=staleness, order="arrival",
             config=grpo.check_config({"samplesPerPrompt": 3, **flow}), model=str(folder / "base"),
             train_data=str(folder / data),
         )  # fmt: skip
@@ -239,6 +239,63 @@ async def test_a_ticket_that_asks_for_newer_weights_gets_them(folder):
     assert found[new.key].version == PolicyVersion(0, 1)
     assert found[old.key].version <= found[new.key].version
     assert set(found[new.key].payload["versions"][:, 1].tolist()) == {1}
+
+
+LONG = {"minResponseTokens": 300, "maxResponseTokens": 300}
+
+
+async def newer_weights_under_way(folder, *, mode, staleness=1):
+    """Of a sample of 300 tokens; another ticket of the same step comes behind them."""
+    rollout = Rollout(folder, config={**LONG, "onNewWeights": mode}, staleness=staleness, samplesPerPrompt=2)
+    first, role = rollout.give(0)[0], TransformersRole()
+    running = asyncio.create_task(role.run(rollout.context))
+    while len([kind for kind, _ in rollout.context.worked if kind == "compute"]) < 5:
+        await asyncio.sleep(0)
+    with torch.no_grad():
+        for parameter in rollout.model.parameters():
+            parameter.mul_(1.1)
+    rollout.show(PolicyVersion(0, 1))
+    second = rollout.give(1)[0]
+    rollout.tickets.end()
+    await asyncio.wait_for(running, 60)
+    found = {item.key: item for item in rollout.samples.all}
+    return rollout, found[first.key], found[second.key]
+
+
+def numbers_of(item):
+    """The versions of the first sample, in their order."""
+    return list(dict.fromkeys(item.payload["versions"][:300, 1].tolist()))
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+async def test_what_is_under_way_goes_on_with_newer_weights(folder, mode):
+    _, first, second = await newer_weights_under_way(folder, mode=mode)
+    assert (numbers_of(first), numbers_of(second)) == ([0, 1], [1])
+    assert (first.version, second.version) == (PolicyVersion(0, 0), PolicyVersion(0, 1)), (
+        "the oldest that made any of it"
+    )
+
+
+async def test_what_drains_ends_with_the_weights_that_it_began_with_and_nothing_begins_before(folder):
+    _, first, second = await newer_weights_under_way(folder, mode="drain")
+    assert (numbers_of(first), numbers_of(second)) == ([0], [1])
+
+
+async def test_without_staleness_weights_change_with_the_step_alone(folder):
+    rollout, first, second = await newer_weights_under_way(folder, mode="recompute", staleness=0)
+    assert (numbers_of(first), numbers_of(second)) == ([0], [0])
+    assert rollout.stage.weights.pulls == 1
+
+
+async def test_what_was_left_by_weights_that_are_too_old_by_now_is_begun_anew(folder):
+    rollout = Rollout(folder, config={"minResponseTokens": 6})
+    left = {"ids": [[7], [8], [9]], "logprobs": [[-1.0]] * 3, "finished": [False] * 3, "versions": [[[0, 0, 1]]] * 3}
+    rollout.show(PolicyVersion(1, 0))
+    ticket = rollout.tickets.give(
+        "train:0/3/0", {"index": 3, "pass": 0}, version=PolicyVersion(1, 0), branch=1, partial=left
+    )
+    item = (await rollout.run())[ticket.key]
+    assert np.unique(item.payload["versions"], axis=0).tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(
