@@ -129,6 +129,22 @@ def timeline(
     typer.echo(f"{path}: {size / 1e6:.1f} MB, each span, for ui.perfetto.dev or chrome://tracing")
 
 
+@app.command()
+def export(
+    work_dir: Annotated[Path, typer.Argument(help="work dir of a run of flow grpo, which may still go on")],
+    step: Annotated[int | None, typer.Option(min=0, help="whose checkpoint. Default: the newest")] = None,
+    output: Annotated[Path | None, typer.Option(help="folder to make. Default: WORKDIR/export/bBRANCH-STEP")] = None,
+) -> None:
+    """A checkpoint as a folder that transformers and vLLM load."""
+    from rlinf_worker.roles import loading
+
+    with _refused():
+        remedy = "install extras actor and reasoning"
+        command = loading.module("rljob.export", what="the library of models", next=remedy, ours=True)
+        version, folder = command.export(work_dir, step=step, into=output)
+    typer.echo(f"{folder}: the model as of {version}")
+
+
 plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a run that goes on, and change the one in force.")
 app.add_typer(plans, name="plan")
 AnyWorkDir = Annotated[Path, typer.Argument(help="work dir of a run, also of one that is over")]

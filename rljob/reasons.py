@@ -34,13 +34,13 @@ Manifest = Mapping[str, Any]
 
 def explain(work_dir: Path, name: str) -> str:
     """`name`: empty for the plan in force, or the last one that was."""
-    job, plans = _objects(work_dir)
+    job, plans = objects_of(work_dir)
     current = str(((job.get("status") or {}).get("plan") or {}).get("current", ""))
     return "\n".join(_explained(_plan(plans, name or current)))
 
 
 def history(work_dir: Path) -> str:
-    job, plans = _objects(work_dir)
+    job, plans = objects_of(work_dir)
     current = ((job.get("status") or {}).get("plan") or {}).get("current")
     return (
         "\n".join(_line(name, plan, is_current=name == current) for name, plan in plans.items()) or "no plan is there"
@@ -49,7 +49,7 @@ def history(work_dir: Path) -> str:
 
 def what_if(work_dir: Path, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
     """`memory_gib`: of each slot; 0: as it is. `more`: what one slot more, or a tenth more memory, would bring."""
-    job, plans = _objects(work_dir)
+    job, plans = objects_of(work_dir)
     fitted, in_force = _fitted(work_dir, job, plans)
     spec_of_job = RLJobSpec.model_validate(job["spec"])
     current = spec.read(fitted.problem, in_force, spec_of_job)
@@ -140,7 +140,7 @@ def measured(path: Path) -> tuple[Profile, ...]:
 
 
 # --- what a work dir holds --------------------------------------------------------------------------------------------
-def _objects(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
+def objects_of(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
     """The RLJob, and its plans by name, in their order."""
     folder = work_dir / "objects"
     jobs = [_read(path) for path in sorted(folder.glob("rljob-*.yaml"))]

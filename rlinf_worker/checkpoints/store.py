@@ -140,6 +140,11 @@ class Checkpoints:
             logger.warning("no room for checkpoints, going on from the last one", extra={"error": str(error)})
         return found
 
+    def versions(self) -> list[PolicyVersion]:
+        """Of all that count, newest first. Raises CheckpointUnreadable, CheckpointsAway."""
+        with self._to_read():
+            return self._committed() if self._somewhere is not None else []
+
     def of(self, name: str) -> Checkpoint:
         """That of a version, as `b0-40`. Raises CheckpointUnreadable."""
         version = parse_name(name)

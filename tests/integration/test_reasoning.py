@@ -7,7 +7,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.fakes import reasoning
-from tests.rljob_runs import Run
+from tests.rljob_runs import Run, rljob
 
 STEPS = 10
 
@@ -69,6 +69,33 @@ def test_what_comes_out_is_the_checkpoint_as_a_folder_of_hugging_faces(learnt, f
     assert not (before_the_end / "huggingface").exists(), "once, at the end"
 
 
+def log_probabilities(at, prompt="12+34=?"):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with torch.no_grad():
+        ids = torch.tensor([AutoTokenizer.from_pretrained(at)(prompt)["input_ids"]])
+        return torch.log_softmax(AutoModelForCausalLM.from_pretrained(at, dtype=torch.float32)(ids).logits, -1)
+
+
+def test_a_checkpoint_of_any_step_is_exported(learnt, folder):
+    done = rljob("export", learnt.work_dir, "--step", "8")
+    at = learnt.work_dir / "export" / "b0-8"
+    assert (done.returncode, done.stdout) == (0, f"{at}: the model as of b0-8\n"), done.stderr
+    last = learnt.work_dir / "checkpoints" / f"b0-{STEPS}" / "actor" / "huggingface"
+    assert not torch.equal(log_probabilities(at), log_probabilities(folder / "base")), "it has learnt"
+    assert not torch.equal(log_probabilities(at), log_probabilities(last)), "and went on to"
+    newest = rljob("export", learnt.work_dir, "--output", folder / "newest")
+    assert newest.returncode == 0, newest.stderr
+    assert {path.name for path in (folder / "newest").iterdir()} == {path.name for path in last.iterdir()}
+    for path in last.iterdir():
+        assert (folder / "newest" / path.name).read_bytes() == path.read_bytes(), path.name
+    again, absent = rljob("export", learnt.work_dir, "--step", "8"), rljob("export", learnt.work_dir, "--step", "7")
+    assert (again.returncode, absent.returncode) == (2, 2)
+    assert f"{at} is there already" in again.stderr
+    assert "has no checkpoint of step 7: got those of steps 4, 8, 10" in absent.stderr
+    assert "rljob export" not in absent.stderr, "a sentence, no traceback"
+
+
 @pytest.mark.slow("loads torch and transformers in four workers, one after the other on two cores")
 @pytest.mark.timeout(200)
 def test_a_job_whose_rollout_and_actor_are_killed_ends_with_the_same_model(folder, learnt):
@@ -94,6 +121,10 @@ def test_two_ranks_learn_what_one_does(folder, learnt):
     with Run(folder, file=reasoning.manifest(folder, steps=STEPS, ranks=2), small=False, name="two") as run:
         assert run.end(timeout_s=120) == 0, run.said
         two = run.lines("metrics")
+        done = rljob("export", run.work_dir, "--output", folder / "of-two")
+        assert done.returncode == 0, done.stderr
+        saved = run.work_dir / "checkpoints" / f"b0-{STEPS}" / "actor" / "huggingface"
+    assert torch.equal(log_probabilities(folder / "of-two"), log_probabilities(saved)), "of the shards of both"
     one = learnt.lines("metrics")
     for name in ("reward_mean", "grad_norm", "entropy"):
         assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name
