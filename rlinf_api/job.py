@@ -112,6 +112,8 @@ class DataSpec(Model):
     train: Annotated[str, Field(max_length=4096)] = ""
     """File of rows, .jsonl or .parquet, mounted by the pools' templates."""
     eval: Annotated[str, Field(max_length=4096)] = ""
+    """Likewise, of rows that nothing is learnt from: flow grpo evaluates on them, as flow.config.evaluation says.
+    Empty: nothing is evaluated."""
 
 
 class RoleSpec(Model):

@@ -46,7 +46,6 @@ _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
         lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
         "write 0: flow ppo trains exactly on policy",
     ),
-    ("spec.data.eval", lambda s: (s.data.eval or None) if s.data else None, "remove it: nothing evaluates yet"),
     (
         "spec.placement.mode",
         lambda s: s.placement.mode.value if s.flow.name == "grpo" and _is_collocated(s) else None,
@@ -76,7 +75,9 @@ def _flow(spec: RLJobSpec) -> Iterator[Problem]:
     name = spec.flow.name
     if _OWN.fullmatch(name):
         return
-    for field, got in (("spec.model", spec.model), ("spec.data.train", spec.data and spec.data.train)):
+    data = spec.data
+    texts = {"spec.model": spec.model, "spec.data.train": data and data.train, "spec.data.eval": data and data.eval}
+    for field, got in texts.items():
         if name in _HAVE_NO_TEXT and got:
             message = f"flow {name!r} has no language model and reads no data; remove it"
             yield Problem(field=field, message=message)

@@ -7,6 +7,7 @@ checkpoint's own folder, which the actor writes (roles/actor/text.py).
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +42,9 @@ def export(work_dir: Path, *, step: int | None, into: Path | None) -> tuple[Poli
         raise UserError(f"{folder} is there already", got="a file or folder", next="remove it, or name another place")
     model: Any = models.language_model(spec.model.path, dtype=torch.float32)
     tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    Shards(None).read(store.of(str(version)), into={"model": tensors})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what we want: one process
+        Shards(None).read(store.of(str(version)), into={"model": tensors})
     made = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

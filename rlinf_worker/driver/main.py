@@ -90,6 +90,7 @@ def flow_settings(spec: RLJobSpec, *, attempt: int = 1) -> FlowSettings:
         config=config,
         model=spec.model.path if spec.model is not None else "",
         train_data=spec.data.train if spec.data is not None else "",
+        eval_data=spec.data.eval if spec.data is not None else "",
     )
 
 

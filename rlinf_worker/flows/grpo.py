@@ -27,7 +27,7 @@ from rlinf_api.sentences import checked
 from rlinf_worker.algorithms.permutation import row_at
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
-from rlinf_worker.roles.samples import PROMPT, REWARDED, ROWS, SAMPLES
+from rlinf_worker.roles.samples import EVALUATION, PROMPT, REWARDED, ROWS, SAMPLES
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -102,6 +102,28 @@ class OptimizerSpec(Model):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
 
 
+class EvaluationSpec(Model):
+    """Where the job has spec.data.eval."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    """With the first step, as the base model is, and then after so many. 20: a few points of a curve, for a few per
+    cent of the time."""
+    prompts: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Of the first rows of the file, at most. 256: a share of right answers within 0.03."""
+    samples: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Of each prompt: the mean over them, and the share of prompts of which some sample is rewarded."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0: always the likeliest token, which chance does not move."""
+
+    @model_validator(mode="after")
+    def _differ(self) -> EvaluationSpec:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError(f"samples {self.samples} at temperature 0 are all the same; raise it, or write samples: 1")
+        if 0 < self.temperature < 0.01:
+            raise ValueError(f"temperature {self.temperature} is neither 0 nor at least 0.01; write one of them")
+        return self
+
+
 class GrpoConfig(Model):
     """spec.flow.config of flow grpo."""
 
@@ -117,6 +139,7 @@ class GrpoConfig(Model):
     there are several updates, and the engine's numbers in the ratio)."""
     loss: LossSpec = LossSpec.model_validate({})
     optimizer: OptimizerSpec = OptimizerSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
     channels: dict[Literal["prompts", "samples", "rewarded", "weights"], GroupChannel] = {}
     order: Literal["arrival", "lineage"] = "arrival"
     """lineage: rounds in the order of the groups' keys, whatever is finished first."""
@@ -143,9 +166,10 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
         yield Problem(field="spec.model", message=text)
     if spec.data is None or not spec.data.train:
         yield Problem(field="spec.data.train", message="is missing; write a .jsonl or .parquet file, a prompt per row")
-    elif not spec.data.train.endswith((".jsonl", ".parquet")):
-        got = f"got {spec.data.train!r}, wanted a file whose name ends in .jsonl or .parquet"
-        yield Problem(field="spec.data.train", message=f"{got}; convert it")
+    for name, path in (("train", spec.data.train), ("eval", spec.data.eval)) if spec.data is not None else ():
+        if path and not path.endswith((".jsonl", ".parquet")):
+            got = f"got {path!r}, wanted a file whose name ends in .jsonl or .parquet"
+            yield Problem(field=f"spec.data.{name}", message=f"{got}; convert it")
 
 
 async def grpo(flow: Flow) -> None:
@@ -156,11 +180,21 @@ async def grpo(flow: Flow) -> None:
 
     per_step = int(flow.config["prompts_per_step"])
     async for step in flow.steps():
-        count = int((await flow.shared(ROWS))["count"])
-        tickets = []
+        rows = await flow.shared(ROWS)
+        count = int(rows["count"])
+        tickets = _evaluation(flow.config["evaluation"], count=int(rows["eval_count"]), done=step.number - 1)
         for place in range((step.number - 1) * per_step, step.number * per_step):
             data_pass, at = divmod(place, count)
             index = row_at(at, count=count, seed=flow.seed, data_pass=data_pass)
             key = lineage.sample("train", data_pass, index=index, sample=0)
             tickets.append(Ticket(key=key, payload={"index": index, "pass": data_pass}))
         await prompts.put(tickets, step=step)
+
+
+def _evaluation(config: Mapping[str, Any], *, count: int, done: int) -> list[Ticket]:
+    """Of the step behind `done`: they are answered with the weights that it begins with, or by staleness older ones."""
+    if done % int(config["every_steps"]):
+        return []
+    numbers = range(min(count, int(config["prompts"])))
+    keys = {index: lineage.sample(EVALUATION, done, index=index, sample=0) for index in numbers}
+    return [Ticket(key=key, payload={"index": index, "pass": done}) for index, key in keys.items()]

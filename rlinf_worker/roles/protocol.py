@@ -53,6 +53,7 @@ class FlowSettings:
     config: Mapping[str, Any]
     model: str = ""  # spec.model.path
     train_data: str = ""  # spec.data.train
+    eval_data: str = ""  # spec.data.eval
 
     def to_json(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 ROWS: Final = "rows"
-"""Fact: {"count": rows of spec.data.train, "digest": of its bytes}. Two rollouts that read two files fail the job."""
+"""Fact: {"count": rows of spec.data.train, "digest": of its bytes, "eval_count", "eval_digest": of spec.data.eval, 0
+and "" without}. Two rollouts that read two files fail the job."""
+EVALUATION: Final = "eval"
+"""Source of the keys of groups that are rewarded, and that nothing is learnt from."""
 SAMPLING: Final = "sampling"
 """Fact: how tokens are drawn, which the actor has to score them by: temperature, stops (ids), least and most (tokens of
 a sample), dtype (of the engine's weights), tokenizer (a digest)."""
@@ -26,5 +29,15 @@ ANSWERS: Final = {
 }
 SAMPLES: Final = {**ANSWERS, "texts": "list", "row": "dict"}
 REWARDED: Final = {**ANSWERS, "reward": "float32[g]", "parts": "dict"}
+
+
+def is_evaluation(key: str) -> bool:
+    """
+    >>> is_evaluation("eval:20/3/0"), is_evaluation("train:0/3/0")
+    (True, False)
+    """
+    return key.startswith(f"{EVALUATION}:")
+
+
 REWARD: Final = "reward"
 """The part of a reward function that answers numbers, and names none."""

@@ -36,7 +36,7 @@ def manifest(
     """`flow`: fields of its config."""
     config = {
         "promptsPerStep": 16, "samplesPerPrompt": 8, "order": "lineage", "optimizer": {"learningRate": 0.01},
-        "channels": {"rewarded": {"microBatch": 4}}, **flow,
+        "channels": {"rewarded": {"microBatch": 4}}, "evaluation": {"everySteps": 4, "prompts": 8}, **flow,
     }  # fmt: skip
     roles = [
         {"name": "rollout", "kind": kind, "config": {
@@ -48,7 +48,8 @@ def manifest(
         "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "sevens"},
         "spec": {
             "seed": 3, "flow": {"name": "grpo", "steps": steps, "config": config},
-            "model": {"path": str(folder / "base")}, "data": {"train": str(folder / "rows.jsonl")}, "roles": roles,
+            "model": {"path": str(folder / "base")}, "roles": roles,
+            "data": {"train": str(folder / "rows.jsonl"), "eval": str(folder / "rows.jsonl")},
             "pools": [{"name": "cpu", "roles": list(ROLES), "slots": {"perPod": 2 + ranks, "cpu": "500m"}}],
             "checkpoint": {"everySteps": 4},
         },

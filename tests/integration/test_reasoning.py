@@ -6,6 +6,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import PolicyVersion
+from rljob.export import export
 from tests.fakes import reasoning
 from tests.rljob_runs import Run, rljob
 
@@ -47,6 +50,15 @@ def test_each_step_says_how_it_went(learnt):
     assert last["entropy"] < learnt.lines("metrics")[0]["entropy"]
 
 
+def test_it_is_evaluated_every_few_steps_and_nothing_is_learnt_from_that(learnt):
+    lines = learnt.lines("metrics")
+    told = {line["step"]: line["eval_reward_mean"] for line in lines if "eval_reward_mean" in line}
+    assert list(told) == [1, 5, 9]
+    assert told[1] < told[9]
+    assert [line["eval_groups_count"] for line in lines if line["step"] in told] == [8, 8, 8]
+    assert [line["groups_count"] for line in lines] == [16] * STEPS
+
+
 def test_what_comes_out_is_the_checkpoint_as_a_folder_of_hugging_faces(learnt, folder):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -84,16 +96,14 @@ def test_a_checkpoint_of_any_step_is_exported(learnt, folder):
     last = learnt.work_dir / "checkpoints" / f"b0-{STEPS}" / "actor" / "huggingface"
     assert not torch.equal(log_probabilities(at), log_probabilities(folder / "base")), "it has learnt"
     assert not torch.equal(log_probabilities(at), log_probabilities(last)), "and went on to"
-    newest = rljob("export", learnt.work_dir, "--output", folder / "newest")
-    assert newest.returncode == 0, newest.stderr
+    assert export(learnt.work_dir, step=None, into=folder / "newest") == (PolicyVersion(0, STEPS), folder / "newest")
     assert {path.name for path in (folder / "newest").iterdir()} == {path.name for path in last.iterdir()}
     for path in last.iterdir():
         assert (folder / "newest" / path.name).read_bytes() == path.read_bytes(), path.name
-    again, absent = rljob("export", learnt.work_dir, "--step", "8"), rljob("export", learnt.work_dir, "--step", "7")
-    assert (again.returncode, absent.returncode) == (2, 2)
-    assert f"{at} is there already" in again.stderr
-    assert "has no checkpoint of step 7: got those of steps 4, 8, 10" in absent.stderr
-    assert "rljob export" not in absent.stderr, "a sentence, no traceback"
+    with pytest.raises(UserError, match="b0-8 is there already"):
+        export(learnt.work_dir, step=8, into=None)
+    with pytest.raises(UserError, match="has no checkpoint of step 7: got those of steps 4, 8, 10"):
+        export(learnt.work_dir, step=7, into=None)
 
 
 @pytest.mark.slow("loads torch and transformers in four workers, one after the other on two cores")
@@ -121,12 +131,11 @@ def test_two_ranks_learn_what_one_does(folder, learnt):
     with Run(folder, file=reasoning.manifest(folder, steps=STEPS, ranks=2), small=False, name="two") as run:
         assert run.end(timeout_s=120) == 0, run.said
         two = run.lines("metrics")
-        done = rljob("export", run.work_dir, "--output", folder / "of-two")
-        assert done.returncode == 0, done.stderr
+        export(run.work_dir, step=None, into=folder / "of-two")
         saved = run.work_dir / "checkpoints" / f"b0-{STEPS}" / "actor" / "huggingface"
     assert torch.equal(log_probabilities(folder / "of-two"), log_probabilities(saved)), "of the shards of both"
     one = learnt.lines("metrics")
-    for name in ("reward_mean", "grad_norm", "entropy"):
+    for name in ("reward_mean", "grad_norm", "entropy", "groups_count", "tokens_count"):
         assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name
 
 
@@ -134,6 +143,7 @@ def test_a_step_of_which_nothing_is_left_counts_and_changes_nothing(folder):
     """A reward function that always raises, and whose groups are dropped."""
     job = yaml.safe_load(reasoning.manifest(folder, steps=2).read_text())
     job["spec"]["roles"][1]["config"] |= {"function": "tests.fakes.reasoning:raises", "onError": "drop"}
+    del job["spec"]["data"]["eval"]
     path = folder / "nothing.yaml"
     path.write_text(yaml.safe_dump(job))
     with Run(folder, file=path, small=False, name="nothing") as run:

@@ -31,7 +31,7 @@ from rlinf_worker.roles.actor import scoring
 from rlinf_worker.roles.actor.schema import TextFsdpConfig
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
 from rlinf_worker.roles.protocol import RoleContext, Trainer, TrainerStep
-from rlinf_worker.roles.samples import SAMPLING
+from rlinf_worker.roles.samples import SAMPLING, is_evaluation
 from rlinf_worker.roles.shards import Shards, copied
 
 FOLDER: Final = "huggingface"
@@ -86,7 +86,7 @@ class TextTrainer(Trainer):
         if not self._by_rounds:
             return
         await self._gang.meet((part.branch, part.step, part.number))
-        self._add((part.branch, part.step), part.items)
+        self._add((part.branch, part.step), [item for item in part.items if not is_evaluation(item.key)])
 
     def _add(self, at: tuple[int, int], items: Sequence[Item]) -> None:
         if at != self._at:
@@ -99,7 +99,9 @@ class TextTrainer(Trainer):
             self._learner.add([self._answers(item) for item in fresh])
 
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
-        items = [unit[0] for unit in step.units]
+        every = [unit[0] for unit in step.units]
+        items = [item for item in every if not is_evaluation(item.key)]
+        evaluated = self._evaluated([item for item in every if is_evaluation(item.key)])
         if self._by_rounds:
             self._add((step.branch, step.number), items)
             done = [self._learner.update(step.number, steps=self._ctx.flow.steps)]
@@ -108,7 +110,9 @@ class TextTrainer(Trainer):
             with self._ctx.span("compute", step=step.number, units=len(items), tokens=tokens):
                 done = self._updated([self._answers(item) for item in items], step.number)
         self._at, self._added, self._step = (-1, -1), set(), step.number
-        numbers = self._numbers(done, items)
+        numbers = self._numbers(done, items) | evaluated
+        # Each rank says the same of the whole step, and the driver adds up what is called a count.
+        numbers = {name: n / self._learner.world if name.endswith("_count") else n for name, n in numbers.items()}
         for _, norm in done:
             self._skipped = self._skipped + 1 if math.isnan(norm) else 0
         if self._skipped >= MOST_SKIPPED:
@@ -189,6 +193,18 @@ class TextTrainer(Trainer):
             values = [number for group in seen for number in group["parts"].get(name, ())]
             numbers[f"reward_{name}_mean" if name != "reward" else "reward_mean"] = float(np.mean(values))
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+    def _evaluated(self, items: Sequence[Item]) -> dict[str, float]:
+        """Of groups that nothing is learnt from, where this step has some."""
+        seen = [group for rank in self._learner.gathered([_seen(item) for item in items]) for group in rank]
+        if not seen:
+            return {}
+        return {
+            "eval_reward_mean": float(np.mean([group["reward"].mean() for group in seen])),
+            "eval_pass_fraction": float(np.mean([group["reward"].max() > 0 for group in seen])),
+            "eval_response_tokens_mean": float(np.concatenate([group["lengths"] for group in seen]).mean()),
+            "eval_groups_count": float(len(seen)),
+        }
 
     # --- weights and checkpoints --------------------------------------------------------------------------------------
     def weights(self, version: PolicyVersion) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ class Sampling:
 
     samples: int
     temperature: float
+    """0: the likeliest token each time; of its log-probability nothing is said then."""
     most: int
     """Tokens of a sample."""
     least: int = 0

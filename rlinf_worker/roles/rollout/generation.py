@@ -220,14 +220,16 @@ class Generator:
         per_pass = max(1, SCORED_AT_ONCE // logits_BV.shape[1])
         for start in range(0, batch.count, per_pass):
             part = slice(start, start + per_pass)
-            scaled = logits_BV[part].double() / torch.from_numpy(batch.temperature[part])[:, None]
+            temperature_B = torch.from_numpy(batch.temperature[part])
+            is_drawn_B = temperature_B > 0
+            scaled = logits_BV[part].double() / torch.where(is_drawn_B, temperature_B, 1.0)[:, None]
             logprob_V = torch.log_softmax(scaled, dim=-1)
             cumulative = logprob_V.exp().cumsum(-1)
             threshold = torch.from_numpy(uniform_B[part])[:, None] * cumulative[:, -1:]
             # The last token that has any probability bounds it: rounding must not draw one that cannot be.
             index = torch.searchsorted(cumulative, threshold.contiguous(), right=True)
             last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-            index = torch.minimum(index, last)
+            index = torch.where(is_drawn_B[:, None], torch.minimum(index, last), scaled.argmax(-1, keepdim=True))
             chosen[part] = index[:, 0].numpy()
             logprob[part] = logprob_V.gather(-1, index)[:, 0].numpy()
         return chosen, logprob

@@ -27,7 +27,7 @@ from rlinf_worker.roles.rollout.engine import Engine, Made, Sampling
 from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.rows import Rows, open_rows
 from rlinf_worker.roles.rollout.schema import LanguageConfig, TransformersConfig
-from rlinf_worker.roles.samples import ROWS, SAMPLING
+from rlinf_worker.roles.samples import ROWS, SAMPLING, is_evaluation
 
 Result = TypeVar("Result")
 NO_WEIGHTS: Final = PolicyVersion(-1, 0)
@@ -59,7 +59,7 @@ class LanguageRole:
         async with ctx.turn():
             with ctx.span("load"):
                 await self._in_its_thread(self._load)
-            ctx.share(ROWS, {"count": len(self._rows), "digest": self._rows.digest})
+            ctx.share(ROWS, self._rows_fact())
             ctx.share(SAMPLING, self._sampling_fact())
             await ctx.ready()
             try:
@@ -77,7 +77,8 @@ class LanguageRole:
     def _load(self) -> None:
         ctx, config = self._ctx, self.schema.model_validate(dict(self._ctx.config))
         self._config, flow = config, ctx.flow
-        self._rows: Rows = open_rows(flow.train_data)
+        self._rows: Rows = open_rows(flow.train_data, field="spec.data.train")
+        self._eval_rows = open_rows(flow.eval_data, field="spec.data.eval") if flow.eval_data else None
         self._tokenizer = models.tokenizer(flow.model)
         shape = models.config_of(flow.model)
         context = models.context_of(shape)
@@ -87,7 +88,7 @@ class LanguageRole:
                 got=f"maxPromptTokens {config.max_prompt_tokens} + maxResponseTokens {config.max_response_tokens}",
                 wanted=f"at most {context} together", next="lower one of them in spec.roles[rollout].config",
             )  # fmt: skip
-        self._samples = int(flow.config["samples_per_prompt"])
+        self._samples = _most_samples(flow)
         self._stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, self._tokenizer)
         kv_bytes = ctx.allotment.kv_bytes
         self._engine, self._most_rows = self.engine(
@@ -96,13 +97,20 @@ class LanguageRole:
 
     def room(self, rows: int, *, field: str) -> int:
         """Samples at once; a group has to fit."""
-        if rows < (wanted := int(self._ctx.flow.config["samples_per_prompt"])):
+        if rows < (wanted := _most_samples(self._ctx.flow)):
             raise UserError(
                 "a group does not fit into the engine", got=f"{field}, so {rows} samples at once",
-                wanted=f"{wanted}, spec.flow.config.samplesPerPrompt",
+                wanted=f"{wanted}, spec.flow.config.samplesPerPrompt, or evaluation.samples",
                 next="raise maxSequences or the plan's kv, or lower samplesPerPrompt",
             )  # fmt: skip
         return rows
+
+    def _rows_fact(self) -> dict[str, Any]:
+        held = self._eval_rows
+        count, digest = (len(held), held.digest) if held is not None else (0, "")
+        return {
+            "count": len(self._rows), "digest": self._rows.digest, "eval_count": count, "eval_digest": digest,
+        }  # fmt: skip
 
     def _sampling_fact(self) -> dict[str, Any]:
         """What the actor has to know of how tokens were drawn."""
@@ -182,7 +190,7 @@ class LanguageRole:
         if item.cancelled:
             self._tickets.drop(item, "cancelled")
             return
-        prompt = await asyncio.to_thread(self._prompt, int(item.payload["index"]))
+        prompt = await asyncio.to_thread(self._prompt, item)
         if len(prompt) > config.max_prompt_tokens:
             ctx.report(step=item.step, metrics={"prompts_too_long_count": 1.0}, key=item.key)
             self._tickets.drop(item, "longer than maxPromptTokens")
@@ -190,8 +198,9 @@ class LanguageRole:
         if item.version > self._held:
             await self._change_weights(item.version)
         name = f"{item.branch}/{item.key}"
+        samples, temperature = self._drawn(item)
         sampling = Sampling(
-            samples=self._samples, temperature=config.temperature, most=config.max_response_tokens,
+            samples=samples, temperature=temperature, most=config.max_response_tokens,
             least=config.min_response_tokens,
         )  # fmt: skip
         left = Made.from_plain(item.partial) if item.partial is not None else None
@@ -201,8 +210,21 @@ class LanguageRole:
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
 
-    def _prompt(self, index: int) -> list[int]:
-        row, column = self._rows.row(index), self._config.prompt_column
+    def _drawn(self, item: Item) -> tuple[int, float]:
+        """How many samples, at what temperature."""
+        if is_evaluation(item.key):
+            evaluation = self._ctx.flow.config["evaluation"]
+            return int(evaluation["samples"]), float(evaluation["temperature"])
+        return int(self._ctx.flow.config["samples_per_prompt"]), self._config.temperature
+
+    def _row(self, item: Item) -> dict[str, Any]:
+        rows = self._eval_rows if is_evaluation(item.key) else self._rows
+        assert rows is not None, "tickets of an evaluation are of rows that there are"
+        return rows.row(int(item.payload["index"]))
+
+    def _prompt(self, item: Item) -> list[int]:
+        row, column = self._row(item), self._config.prompt_column
+        index, field = int(item.payload["index"]), f"spec.data.{'eval' if is_evaluation(item.key) else 'train'}"
         found = row.get(column)
         try:
             if isinstance(found, str):
@@ -212,11 +234,11 @@ class LanguageRole:
                 return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         except Exception as error:
             raise UserError(
-                f"row {index} of spec.data.train makes no prompt", got=f"{type(error).__name__}: {str(error)[:300]}",
+                f"row {index} of {field} makes no prompt", got=f"{type(error).__name__}: {str(error)[:300]}",
                 wanted="what the tokenizer and its chat template take", next="correct the row, or the template",
             ) from error  # fmt: skip
         raise UserError(
-            f"row {index} of spec.data.train has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
+            f"row {index} of {field} has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
             wanted="text, or messages [{role, content}]",
             next=f"set promptColumn to one of {', '.join(sorted(map(str, row)))[:200]}, or correct the row",
         )  # fmt: skip
@@ -248,25 +270,24 @@ class LanguageRole:
         if item.cancelled:
             self._tickets.drop(item, "cancelled")
             return
-        index = int(item.payload["index"])
-        payload = await asyncio.to_thread(self._payload, index, made)
+        payload = await asyncio.to_thread(self._payload, item, made)
         await self._out.put(
             payload, key=item.key, version=_oldest(made), weight=float(len(payload["tokens"])),
             parents=[item],
         )  # fmt: skip
         self._tickets.ack(item)
 
-    def _payload(self, index: int, made: Made) -> dict[str, Any]:
+    def _payload(self, item: Item, made: Made) -> dict[str, Any]:
         lengths = [len(ids) for ids in made.ids]
         return {
-            "prompt": np.array(self._prompt(index), np.int32),
+            "prompt": np.array(self._prompt(item), np.int32),
             "tokens": np.array([token for ids in made.ids for token in ids], np.int32),
             "logprobs": np.array([value for each in made.logprobs for value in each], np.float32),
             "versions": np.array([version for each in made.versions for version in each], np.int32),
             "lengths": np.array(lengths, np.int32),
             "finished": np.array(made.finished, np.bool_),
             "texts": self._tokenizer.batch_decode(made.ids, skip_special_tokens=True),
-            "row": self._rows.row(index),
+            "row": self._row(item),
         }
 
 
@@ -285,6 +306,12 @@ class TransformersRole(LanguageRole):
                 rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
         rows = self.room(rows, field=field)
         return Generator(model, stops=stops, seed=self._ctx.flow.seed, rows=rows), rows
+
+
+def _most_samples(flow: FlowSettings) -> int:
+    """Of a group, of whatever purpose."""
+    evaluated = int(flow.config["evaluation"]["samples"]) if flow.eval_data else 0
+    return max(int(flow.config["samples_per_prompt"]), evaluated)
 
 
 def _oldest(made: Made) -> PolicyVersion:

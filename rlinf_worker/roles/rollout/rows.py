@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 from rlinf_api.errors import UserError
 
-FIELD: Final = "spec.data.train"
 CHUNK: Final = 1 << 20
 MOST_PER_ROW: Final = 16 << 20
 """Bytes of a line: it becomes one message of a queue."""
@@ -32,23 +31,23 @@ class Rows(Protocol):
         """Raises UserError that names the row."""
 
 
-def open_rows(path: str) -> Rows:
-    """Raises UserError where it is no file of rows."""
+def open_rows(path: str, *, field: str) -> Rows:
+    """Raises UserError where it is no file of rows. `field`: of the job, that names it."""
     at = Path(path)
     if at.is_dir():
         raise UserError(
-            f"{FIELD} {path!r} is a folder", got="a folder", wanted="a .jsonl or .parquet file",
+            f"{field} {path!r} is a folder", got="a folder", wanted="a .jsonl or .parquet file",
             next="folders of the library datasets are not read in this version: save it by to_json or to_parquet",
         )  # fmt: skip
     if not at.is_file():
         raise UserError(
-            f"{FIELD} {path!r} is not there", wanted="a file that every pod that has the rollout mounts",
+            f"{field} {path!r} is not there", wanted="a file that every pod that has the rollout mounts",
             next="correct the path, or mount it by the pool's template",
         )  # fmt: skip
-    rows: Rows = _Parquet(at) if at.suffix == ".parquet" else _JsonLines(at)
+    rows: Rows = _Parquet(at, field) if at.suffix == ".parquet" else _JsonLines(at, field)
     if not len(rows):
         raise UserError(
-            f"{FIELD} {path!r} is empty", got="0 rows", wanted="a row per prompt", next="write some rows into it"
+            f"{field} {path!r} is empty", got="0 rows", wanted="a row per prompt", next="write some rows into it"
         )
     return rows
 
@@ -56,7 +55,8 @@ def open_rows(path: str) -> Rows:
 class _JsonLines:
     """Blank lines are no rows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, field: str) -> None:
+        self._field = field
         self._path, self._starts, digest = path, list[tuple[int, int]](), hashlib.blake2b(digest_size=12)
         with path.open("rb") as file:
             at = 0
@@ -88,7 +88,7 @@ class _JsonLines:
 
     def _wrong(self, number: int, got: str) -> UserError:
         return UserError(
-            f"{FIELD} {self._path}, line {number} is no row", got=got, wanted='an object, as {"prompt": "1+2="}',
+            f"{self._field} {self._path}, line {number} is no row", got=got, wanted='an object, as {"prompt": "1+2="}',
             next="correct the line",
         )  # fmt: skip
 
@@ -96,7 +96,7 @@ class _JsonLines:
 class _Parquet:
     """Row group by row group; the one that was read last is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, field: str) -> None:
         from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - a third of a second, and few jobs have such a file
 
         self._path, digest = path, hashlib.blake2b(digest_size=12)
@@ -108,7 +108,7 @@ class _Parquet:
             self._file = parquet.ParquetFile(path, memory_map=True)
         except ArrowInvalid as error:
             raise UserError(
-                f"{FIELD} {path} is no Parquet file", got=str(error).splitlines()[0][:200], wanted="a whole file",
+                f"{field} {path} is no Parquet file", got=str(error).splitlines()[0][:200], wanted="a whole file",
                 next="write it again",
             ) from error  # fmt: skip
         self._ends = list[int]()

@@ -211,7 +211,8 @@ class VllmEngine:
         """Of those that vLLM's runner knows; a new request begins with the seed that it brings."""
         held = self._runner.requests
         for sample in self._samples.values():
-            if (state := held.get(sample.internal)) is not None:
+            state = held.get(sample.internal)
+            if state is not None and state.generator is not None:  # without one: nothing is drawn
                 at = len(sample.group.made.ids[sample.number])
                 state.generator.manual_seed(int(sample.group.seeds_TG[at, sample.number]))
 

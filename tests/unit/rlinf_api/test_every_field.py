@@ -24,6 +24,7 @@ READ = {
     "flow.config": (DRIVER, "spec.flow.config"),
     "model.path": (DRIVER, "spec.model.path"),
     "data.train": (DRIVER, "spec.data.train"),
+    "data.eval": (DRIVER, "spec.data.eval"),
     "roles.name": (INITIAL, "role.name"),
     "roles.kind": ("rlinf_worker/driver/workforce.py", "kind=role.kind"),
     "roles.slotsPerWorker": (INITIAL, "role.slots_per_worker"),
@@ -69,7 +70,6 @@ READ = {
 """Field: who reads it, and how that looks there."""
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "data.eval": {"data": {"eval": "/e"}},
     "allOrNothing.timeoutSeconds": {"allOrNothing": {"timeoutSeconds": 5}},
 }
 """Field that nobody reads yet: a spec that sets it."""

@@ -165,7 +165,7 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
         (spec(checkpoint={"uri": "az://b/p"}), "spec.checkpoint.uri: scheme 'az://' is not supported yet"),
         (spec(model={"path": "/m"}), "spec.model: flow 'ppo' has no language model and reads no data; remove it"),
         (spec(data={"train": "/d"}), "spec.data.train: flow 'ppo' has no language model and reads no data; remove it"),
-        (spec(data={"eval": "/d"}), "spec.data.eval: '/d' is not supported yet in this version; remove it: nothing"),
+        (spec(data={"eval": "/d"}), "spec.data.eval: flow 'ppo' has no language model and reads no data; remove it"),
         (spec(flow={"name": "ppo", "maxStaleness": 1}), "spec.flow.maxStaleness: 1 is not supported yet"),
         (
             spec(flow={"name": "grpo"}),

@@ -306,7 +306,7 @@ async def test_a_flow_is_told_a_fact_as_soon_as_a_role_shares_it():
 
 
 def test_roles_are_told_where_model_and_data_are():
-    model, data = ModelSpec(path="/m"), DataSpec(train="/t.jsonl")
+    model, data = ModelSpec(path="/m"), DataSpec(train="/t.jsonl", eval="/e.jsonl")
     settings = main.flow_settings(make_job().spec.model_copy(update={"model": model, "data": data}))
-    assert (settings.model, settings.train_data) == ("/m", "/t.jsonl")
+    assert (settings.model, settings.train_data, settings.eval_data) == ("/m", "/t.jsonl", "/e.jsonl")
     assert settings == FlowSettings.from_json(settings.to_json())

@@ -8,13 +8,14 @@ from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_worker.flows import registry
 from rlinf_worker.flows.grpo import PRESETS, check_config, check_job, grpo
-from rlinf_worker.roles.samples import ROWS
+from rlinf_worker.roles.samples import ROWS, is_evaluation
 from tests.fakes.flow import FakeFlow
 
 
-async def put(*, rows: int, steps: int = 2, seed: int = 0, **config: Any) -> FakeFlow:
+async def put(*, rows: int, steps: int = 2, seed: int = 0, evaluated: int = 0, **config: Any) -> FakeFlow:
     flow = FakeFlow(check_config({"promptsPerStep": 4, **config}), workers=lambda role: 1, steps=steps)
-    flow.facts[ROWS], flow.seed = {"count": rows, "digest": "d"}, seed
+    flow.facts[ROWS] = {"count": rows, "digest": "d", "eval_count": evaluated, "eval_digest": "e"}
+    flow.seed = seed
     await grpo(flow)
     return flow
 
@@ -51,6 +52,20 @@ async def test_fewer_rows_than_prompts_of_a_step_are_asked_again_in_the_next_pas
     assert [t.key for t in flow.put_at[1]] == [f"train:{data_pass}/0/0" for data_pass in range(4)]
 
 
+async def test_the_first_rows_are_evaluated_before_the_first_step_and_after_every_few():
+    flow = await put(rows=10, steps=5, evaluated=3, evaluation={"everySteps": 2, "prompts": 2})
+    plain = await put(rows=10, steps=5)
+    told = {number: [t for t in tickets if is_evaluation(t.key)] for number, tickets in flow.put_at.items()}
+    assert {number: [t.key for t in tickets] for number, tickets in told.items()} == {
+        1: ["eval:0/0/0", "eval:0/1/0"], 2: [], 3: ["eval:2/0/0", "eval:2/1/0"], 4: [],
+        5: ["eval:4/0/0", "eval:4/1/0"],
+    }  # fmt: skip
+    assert [t.payload["index"] for t in told[3]] == [0, 1]
+    assert {n: [t for t in tickets if not is_evaluation(t.key)] for n, tickets in flow.put_at.items()} == plain.put_at
+    all_of_it = await put(rows=10, steps=1, evaluated=3)
+    assert len(all_of_it.put_at[1]) == 4 + 3, "no more than there are"
+
+
 @pytest.mark.parametrize("kind", PRESETS)
 def test_a_preset_sets_fields_that_the_config_shows(kind):
     loss = check_config({"loss": {"kind": kind}})["loss"]
@@ -77,6 +92,8 @@ def test_no_loss_at_all_is_grpo():
         ({"promptsPerStep": 2, "updatesPerStep": 3}, "updatesPerStep 3 is above promptsPerStep 2"),
         ({"loss": {"klCoefficient": 0.1}}, "spec.flow.config.loss.klCoefficient: is not a field"),
         ({"optimizer": {"kind": "sgd"}}, "spec.flow.config.optimizer.kind: got 'sgd'"),
+        ({"evaluation": {"samples": 4}}, "samples 4 at temperature 0 are all the same; raise it, or write samples: 1"),
+        ({"evaluation": {"temperature": 0.001}}, "temperature 0.001 is neither 0 nor at least 0.01"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(config, says):
@@ -104,6 +121,10 @@ def spec(**changes: Any) -> RLJobSpec:
         ({"model": None}, ["spec.model: is missing; write {path: ...}"]),
         ({"data": None}, ["spec.data.train: is missing; write a .jsonl or .parquet file"]),
         ({"data": {"train": "/rows.csv"}}, ["spec.data.train: got '/rows.csv', wanted a file whose name ends in"]),
+        (
+            {"data": {"train": "/r.jsonl", "eval": "/rows.csv"}},
+            ["spec.data.eval: got '/rows.csv', wanted a file whose name ends in"],
+        ),
     ],
 )
 def test_model_and_data_are_asked_for(changes, says):

@@ -1,6 +1,8 @@
 """The trainer of language models as the step loop calls it: rounds that come, steps that are void, several updates, and
 what it says of a step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,28 @@ async def test_the_engines_logprobs_are_the_old_ones_where_the_config_says_so(fo
     assert (await corrected.train(step_of(items)))["capped_fraction"] > 0
     assert (await plain.train(step_of(items)))["capped_fraction"] == 0
     assert not close(weights(corrected), weights(plain))
+
+
+@pytest.mark.parametrize("changes", [{}, {"updatesPerStep": 2}])
+async def test_nothing_is_learnt_from_an_evaluation_and_it_is_told_with_its_step(folder, changes):
+    items = [item(number) for number in range(4)]
+    extra = [
+        dataclasses.replace(item(9 + n, reward=reward), key=LineageKey(f"eval:0/{n}/0"))
+        for n, reward in ((0, 1.0), (1, 0.0))
+    ]
+    plain, evaluated = await trainer_of(folder, **changes), await trainer_of(folder, **changes)
+    wanted = await plain.train(step_of(items))
+    await evaluated.take(round_of([extra[0], items[0]], number=0))
+    told = await evaluated.train(step_of([*extra, *items]))
+    assert close(weights(plain), weights(evaluated))
+    for name in ("groups_count", "tokens_count", "reward_mean", "response_tokens_mean"):
+        assert told[name] == pytest.approx(wanted[name]), name
+    lengths = np.concatenate([one.payload["lengths"] for one in extra])
+    assert {name: told[name] for name in told if name.startswith("eval_")} == {
+        "eval_reward_mean": 0.5, "eval_pass_fraction": 0.5, "eval_groups_count": 2.0,
+        "eval_response_tokens_mean": pytest.approx(lengths.mean()),
+    }  # fmt: skip
+    assert not [name for name in wanted if name.startswith("eval_")]
 
 
 def aged(one, *, by):

@@ -175,6 +175,22 @@ def test_requests_have_samplings_of_their_own(engine_of, model, prompts):
             )
 
 
+def test_at_temperature_0_it_is_the_likeliest_token_beside_others_that_are_drawn(engine_of, model, prompts, made):
+    engine = engine_of()
+    answers = {n: engine.begin(n, key=n, prompt=prompts[n], sampling=sampling()) for n in ("k0", "k2")}
+    prompt = prompts["k1"]
+    greedy = engine.begin("greedy", key="k1", prompt=prompt, sampling=sampling(samples=1, temperature=0.0, least=20))
+    while engine.busy:
+        engine.step()
+    [ids] = greedy.result().ids
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    logits[:, list(STOPS)] = -torch.inf
+    assert ids == logits.argmax(-1).tolist()
+    for name, answer in answers.items():
+        same(answer.result(), made[name])
+
+
 def test_what_is_aborted_leaves_what_there_is_and_the_others_alone(engine_of, prompts, made):
     engine = engine_of()
     answers = {n: engine.begin(n, key=n, prompt=prompts[n], sampling=sampling()) for n in ("k0", "k1", "k2")}

@@ -48,7 +48,7 @@ class TorchWeights(FakeWeights):
 class Rollout:
     """One role, from its load until its tickets have ended."""
 
-    def __init__(self, folder, *, rows=None, data="rows.jsonl", config=None, staleness=0, **flow):
+    def __init__(self, folder, *, rows=None, data="rows.jsonl", config=None, staleness=0, evaluated="", **flow):
         self.stage = Stage()
         if rows is not None:
             data = "own.jsonl"
@@ -56,7 +56,7 @@ class Rollout:
         self.stage.flow = FlowSettings(
             name="grpo", steps=3, seed=5, max_staleness=staleness, order="arrival",
             config=grpo.check_config({"samplesPerPrompt": 3, **flow}), model=str(folder / "base"),
-            train_data=str(folder / data),
+            train_data=str(folder / data), eval_data=evaluated,
         )  # fmt: skip
         self.stage.weights = TorchWeights()
         self.model = models.language_model(str(folder / "base"), dtype=torch.float32)
@@ -112,7 +112,8 @@ async def test_a_ticket_becomes_a_group_of_its_rows_prompt(folder):
 async def test_facts_say_what_there_is_and_how_it_is_sampled(folder):
     rollout = Rollout(folder, config={"minResponseTokens": 1, "stopTokenIds": [7, 5], "dtype": "bfloat16"})
     await rollout.run()
-    assert rollout.stage.facts[ROWS]["count"] == 40
+    rows = rollout.stage.facts[ROWS]
+    assert (rows["count"], rows["eval_count"], rows["eval_digest"]) == (40, 0, "")
     assert rollout.stage.facts[SAMPLING] == {
         "temperature": 0.9, "dtype": "bfloat16", "stops": [5, 7], "least": 1, "most": 6,
         "tokenizer": models.digest_of(str(folder / "base")),
@@ -128,6 +129,26 @@ async def test_a_group_is_the_same_whoever_makes_it_with_whom(folder):
     assert alike(many["train:0/7/0"].payload, one["train:0/7/0"].payload)
     few = await made(folder, *range(11, -1, -1), config={"maxSequences": 4})
     assert all(alike(many[key].payload, few[key].payload) for key in many)
+
+
+async def test_a_ticket_of_an_evaluation_has_a_row_and_a_sampling_of_its_own(folder, tmp_path):
+    own = [{"prompt": f"{n}+{n}=", "answer": n} for n in range(3)]
+    path = tmp_path / "eval.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in own))
+    evaluation = {"samples": 5, "temperature": 0.01}
+    rollout = Rollout(folder, evaluated=str(path), evaluation=evaluation, config={"maxSequences": 5})
+    rollout.give(1)
+    rollout.tickets.give("eval:20/1/0", {"index": 1, "pass": 20}, version=FIRST)
+    found = await rollout.run()
+    evaluated, trained = found["eval:20/1/0"].payload, found["train:0/1/0"].payload
+    assert (rollout.stage.facts[ROWS]["eval_count"], len(rollout.stage.facts[ROWS]["eval_digest"])) == (3, 24)
+    assert evaluated["row"] == own[1]
+    assert (len(evaluated["lengths"]), len(trained["lengths"])) == (5, 3)
+    assert trained["row"] != own[1]
+    with pytest.raises(UserError, match=r"a group does not fit .* wanted 5, .*or evaluation\.samples"):
+        await Rollout(folder, evaluated=str(path), evaluation=evaluation, config={"maxSequences": 4}).run()
+    with pytest.raises(UserError, match=r"spec\.data\.eval '/nowhere\.jsonl' is not there"):
+        await Rollout(folder, evaluated="/nowhere.jsonl").run()
 
 
 async def test_a_prompt_that_is_too_long_is_dropped_by_name(folder):

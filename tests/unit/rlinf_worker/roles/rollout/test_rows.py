@@ -15,7 +15,7 @@ ROWS = [{"prompt": f"{n}+1=", "answer": n + 1, "of": ["a", "b"]} for n in range(
 
 def written(path, text):
     path.write_text(text, encoding="utf-8")
-    return open_rows(str(path))
+    return open_rows(str(path), field="spec.data.train")
 
 
 @pytest.mark.parametrize("end", ["\n", ""])
@@ -32,7 +32,7 @@ def test_blank_lines_are_no_rows(tmp_path):
 
 def test_parquet_over_several_row_groups(tmp_path):
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "t.parquet", row_group_size=3)
-    rows = open_rows(str(tmp_path / "t.parquet"))
+    rows = open_rows(str(tmp_path / "t.parquet"), field="spec.data.train")
     assert len(rows) == 10
     assert [rows.row(n) for n in range(10)] == ROWS
     assert rows.row(2) == ROWS[2], "one that was read before"
@@ -41,7 +41,7 @@ def test_parquet_over_several_row_groups(tmp_path):
 def test_what_no_message_can_have_is_text(tmp_path):
     day = datetime.date(2026, 1, 2)
     parquet.write_table(pa.Table.from_pylist([{"day": day}]), tmp_path / "t.parquet")
-    assert open_rows(str(tmp_path / "t.parquet")).row(0) == {"day": "2026-01-02"}
+    assert open_rows(str(tmp_path / "t.parquet"), field="spec.data.train").row(0) == {"day": "2026-01-02"}
 
 
 def test_the_digest_is_of_the_bytes(tmp_path):
@@ -49,7 +49,7 @@ def test_the_digest_is_of_the_bytes(tmp_path):
     assert one.digest == same.digest != written(tmp_path / "c.jsonl", '{"a": 2}\n').digest
     for name, column in (("a", "x"), ("b", "x"), ("c", "y")):
         parquet.write_table(pa.table({column: [1]}), tmp_path / f"{name}.parquet")
-    found = [open_rows(str(tmp_path / f"{name}.parquet")).digest for name in "abc"]
+    found = [open_rows(str(tmp_path / f"{name}.parquet"), field="spec.data.train").digest for name in "abc"]
     assert found[0] == found[1] != found[2]
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_file_of_rows_is_said(tmp_path, name, content, says):
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=says):
-        open_rows(str(path))
+        open_rows(str(path), field="spec.data.train")
 
 
 @pytest.mark.parametrize(
