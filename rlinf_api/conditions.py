@@ -6,9 +6,9 @@ it), `message` is for people; lastTransitionTime moves only when status changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -165,6 +165,16 @@ def set_condition(existing: Sequence[Condition], new: Condition) -> tuple[Condit
 
 def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
     return next((c for c in conditions if c.type == kind), None)
+
+
+def written(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """That condition of an object's status as JSON; empty where it has none.
+
+    >>> written({"status": {"conditions": [{"type": "Running", "status": "True"}]}}, "Running").get("status")
+    'True'
+    """
+    listed = (obj.get("status") or {}).get("conditions") or ()
+    return next((c for c in listed if c["type"] == kind), {})
 
 
 def is_true(conditions: Sequence[Condition], kind: str) -> bool:

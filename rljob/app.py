@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rljob.losable import any_letters
+
+if TYPE_CHECKING:
+    from rljob.plan import Where
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -145,49 +148,67 @@ def export(
     typer.echo(f"{folder}: the model as of {version}")
 
 
-plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a run that goes on, and change the one in force.")
+plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a job, and change the one in force.")
 app.add_typer(plans, name="plan")
-AnyWorkDir = Annotated[Path, typer.Argument(help="work dir of a run, also of one that is over")]
-WorkDirArgument = Annotated[Path, typer.Argument(help="work dir of a run that goes on")]
+WorkDirArgument = Annotated[Path, typer.Argument(help="work dir of a run, also of one that is over")]
+WhereArgument = Annotated[
+    str, typer.Argument(metavar="WHERE", help="work dir of a run; with --namespace the name of a job of the cluster")
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="of a job of the cluster that the kubeconfig ($KUBECONFIG) names")
+]
+Context = Annotated[str, typer.Option(help="of the kubeconfig; without it its current one")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, max=3600, help="how long to wait for it")]
+
+
+def _where(where: str, namespace: str, context: str) -> Where:
+    if not namespace:
+        return Path(where)
+    from rljob.cluster import Cluster
+
+    return where, Cluster(namespace=namespace, context=context)
 
 
 @plans.command("show")
 def plan_show(
-    work_dir: WorkDirArgument,
+    where: WhereArgument,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="the plan in force, to be edited and set")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """The plans of the job: * is in force, + on its way."""
     from rljob import plan as command
 
     with _refused():
-        typer.echo(command.show(work_dir, as_yaml=as_yaml))
+        typer.echo(command.show(_where(where, namespace, context), as_yaml=as_yaml))
 
 
 @plans.command("explain")
 def plan_explain(
-    work_dir: AnyWorkDir,
+    where: WhereArgument,
     name: Annotated[str, typer.Argument(help="which; without it the one in force")] = "",
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Why a plan was written, what it promised and kept, and why others lost."""
     from rljob import reasons
 
     with _refused():
-        typer.echo(reasons.explain(work_dir, name))
+        typer.echo(reasons.explain(_where(where, namespace, context), name))
 
 
 @plans.command("history")
-def plan_history(work_dir: AnyWorkDir) -> None:
+def plan_history(where: WhereArgument, namespace: Namespace = "", context: Context = "") -> None:
     """Every plan of a run, in order: its reason, what it promised, what it took."""
     from rljob import reasons
 
     with _refused():
-        typer.echo(reasons.history(work_dir))
+        typer.echo(reasons.history(_where(where, namespace, context)))
 
 
 @plans.command("what-if")
 def plan_what_if(
-    work_dir: AnyWorkDir,
+    work_dir: WorkDirArgument,
     pods: Annotated[list[str], typer.Option(metavar="POOL=N", help="pods of a pool, instead of those there are")] = [],  # noqa: B006
     memory: Annotated[float, typer.Option(metavar="GIB", min=0, help="of each slot; 0: as it is")] = 0.0,
     more: Annotated[
@@ -203,41 +224,58 @@ def plan_what_if(
 
 @plans.command("approve")
 def plan_approve(
-    work_dir: WorkDirArgument,
+    where: WhereArgument,
     name: Annotated[str, typer.Argument(help="of a plan that waits")],
     by: Annotated[str, typer.Option(metavar="NAME", help="who approves; without it the user of this machine")] = "",
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Let a plan come into force that waits for approval (placement.apply: OnApproval)."""
     from rljob import plan as command
 
     with _refused():
-        _said(*command.approve(work_dir, name, by=by))
+        _said(*command.approve(_where(where, namespace, context), name, by=by))
 
 
 @plans.command("set")
 def plan_set(
-    work_dir: WorkDirArgument,
+    where: WhereArgument,
     file: Annotated[Path, typer.Argument(help="spec of an RLPlan (YAML); - reads standard input")],
     timeout: Timeout = 120.0,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Prepare another plan beside the one in force, and put it in force at a step boundary."""
     from rljob import plan as command
 
     with _refused():
-        _said(*command.put(work_dir, file, timeout_s=timeout))
+        _said(*command.put(_where(where, namespace, context), file, timeout_s=timeout))
 
 
 @plans.command("pin")
 def plan_pin(
-    work_dir: WorkDirArgument,
+    where: WhereArgument,
     name: Annotated[str, typer.Argument(help="name of an RLPlan of the run, older ones too")],
     timeout: Timeout = 120.0,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Put a plan in force that is there already."""
     from rljob import plan as command
 
     with _refused():
-        _said(*command.pin(work_dir, name, timeout_s=timeout))
+        _said(*command.pin(_where(where, namespace, context), name, timeout_s=timeout))
+
+
+@plans.command("rollback")
+def plan_rollback(
+    where: WhereArgument, timeout: Timeout = 120.0, namespace: Namespace = "", context: Context = ""
+) -> None:
+    """Put the plan in force again that the one in force came from, and keep it there."""
+    from rljob import plan as command
+
+    with _refused():
+        _said(*command.roll_back(_where(where, namespace, context), timeout_s=timeout))
 
 
 def _said(is_in_force: bool, message: str) -> None:

@@ -1,12 +1,16 @@
-"""`rljob plan`: looks at the plans of a run that goes on in a work dir, and changes the one in force by hand.
+"""`rljob plan`: looks at the plans of a run that goes on in a work dir, or of a job of a cluster, and changes the one
+in force by hand.
 
     rljob plan show WORKDIR                  plans with their conditions
     rljob plan show WORKDIR --yaml           the plan in force, to be edited and set
     rljob plan set WORKDIR FILE              a new revision, pinned; waits until it is in force, or why it is not
     rljob plan pin WORKDIR NAME              an older one again
+    rljob plan rollback WORKDIR              what the one in force came from
     rljob plan approve WORKDIR NAME          one that waits for approval may come into force
+    rljob plan pin JOB NAME -n NAMESPACE     the same on a cluster, as the person of the kubeconfig
 
-Not for: deciding anything. What is asked goes to the run by its control socket; docs/plans.md says what happens then.
+Not for: deciding anything. What is asked goes to the run by its control socket, or to the API server; docs/plans.md
+says what happens then.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import getpass
 import json
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -24,12 +28,19 @@ from rlinf_api.errors import InvalidManifest, UserError
 from rljob import documents
 from rljob.local.control import MAX_LINE, SOCKET, reached
 
+if TYPE_CHECKING:
+    from rljob.cluster import Cluster
+
 CALL_MARGIN_S: Final = 10.0  # beyond what the run itself waits: its answer is on the way
 FILLED_IN: Final = ("job", "revision", "basedOn", "source", "reason", "predicted", "alternatives")
 
 
-def show(work_dir: Path, *, as_yaml: bool) -> str:
-    answer = _ask(work_dir, {"do": "show"}, timeout_s=CALL_MARGIN_S)
+Where = Path | tuple[str, "Cluster"]
+"""The work dir of a run, or a job of a cluster."""
+
+
+def show(where: Where, *, as_yaml: bool) -> str:
+    answer = _ask(where, {"do": "show"}, timeout_s=CALL_MARGIN_S)
     job, plans = answer["job"], answer["plans"]
     status = (job.get("status") or {}).get("plan") or {}
     if as_yaml:
@@ -52,23 +63,27 @@ def _line(plan: dict[str, Any], status: dict[str, Any]) -> str:
     )
 
 
-def put(work_dir: Path, file: Path, *, timeout_s: float) -> tuple[bool, str]:
+def put(where: Where, file: Path, *, timeout_s: float) -> tuple[bool, str]:
     """(whether it is in force, a sentence)."""
-    return _changed(work_dir, {"do": "set", "plan": read(file)}, timeout_s=timeout_s)
+    return _changed(where, {"do": "set", "plan": read(file)}, timeout_s=timeout_s)
 
 
-def pin(work_dir: Path, name: str, *, timeout_s: float) -> tuple[bool, str]:
-    return _changed(work_dir, {"do": "pin", "name": name}, timeout_s=timeout_s)
+def pin(where: Where, name: str, *, timeout_s: float) -> tuple[bool, str]:
+    return _changed(where, {"do": "pin", "name": name}, timeout_s=timeout_s)
 
 
-def approve(work_dir: Path, name: str, *, by: str) -> tuple[bool, str]:
+def roll_back(where: Where, *, timeout_s: float) -> tuple[bool, str]:
+    return _changed(where, {"do": "rollback"}, timeout_s=timeout_s)
+
+
+def approve(where: Where, name: str, *, by: str) -> tuple[bool, str]:
     """As `pin`; the run takes it from there."""
-    answer = _ask(work_dir, {"do": "approve", "name": name, "by": by or getpass.getuser()}, timeout_s=CALL_MARGIN_S)
+    answer = _ask(where, {"do": "approve", "name": name, "by": by or getpass.getuser()}, timeout_s=CALL_MARGIN_S)
     return bool(answer["ok"]), str(answer.get("message", ""))
 
 
-def _changed(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> tuple[bool, str]:
-    answer = _ask(work_dir, {**question, "timeout_s": timeout_s}, timeout_s=timeout_s)
+def _changed(where: Where, question: dict[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+    answer = _ask(where, {**question, "timeout_s": timeout_s}, timeout_s=timeout_s)
     return bool(answer["ok"]), str(answer.get("message", ""))
 
 
@@ -82,7 +97,19 @@ def read(file: Path) -> Any:
     return json.loads(storable.dumps(found[0]))
 
 
-def _ask(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+def _ask(where: Where, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    if isinstance(where, Path):
+        answer = _asked_of_run(where, question, timeout_s=timeout_s)
+    else:
+        from rljob import cluster
+
+        answer = cluster.ask(*where, question)
+    if not answer.get("ok") and "plan" not in answer:
+        raise UserError(str(answer.get("message", "refused without a reason")))
+    return answer
+
+
+def _asked_of_run(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
     line = json.dumps(question).encode() + b"\n"
     if len(line) > MAX_LINE:
         raise InvalidManifest("the plan is too large", got=f"{len(line)} bytes", wanted=f"at most {MAX_LINE}")
@@ -99,7 +126,4 @@ def _ask(work_dir: Path, question: dict[str, Any], *, timeout_s: float) -> dict[
         raise UserError(nobody.what, got=f"{SOCKET}: {error.strerror or error}", next=nobody.next) from error
     if not text:
         raise UserError(f"the run in {work_dir} ended meanwhile")
-    answer = json.loads(text)
-    if not answer.get("ok") and "plan" not in answer:
-        raise UserError(str(answer.get("message", "refused without a reason")))
-    return dict(answer)
+    return dict(json.loads(text))

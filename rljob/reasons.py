@@ -27,20 +27,21 @@ from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.planner.what_if import what_if_more
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+from rljob.plan import Where
 
 PROFILE: Final = "profile.json"
 Manifest = Mapping[str, Any]
 
 
-def explain(work_dir: Path, name: str) -> str:
+def explain(where: Where, name: str) -> str:
     """`name`: empty for the plan in force, or the last one that was."""
-    job, plans = objects_of(work_dir)
+    job, plans = _objects(where)
     current = str(((job.get("status") or {}).get("plan") or {}).get("current", ""))
     return "\n".join(_explained(_plan(plans, name or current)))
 
 
-def history(work_dir: Path) -> str:
-    job, plans = objects_of(work_dir)
+def history(where: Where) -> str:
+    job, plans = _objects(where)
     current = ((job.get("status") or {}).get("plan") or {}).get("current")
     return (
         "\n".join(_line(name, plan, is_current=name == current) for name, plan in plans.items()) or "no plan is there"
@@ -140,8 +141,18 @@ def measured(path: Path) -> tuple[Profile, ...]:
 
 
 # --- what a work dir holds --------------------------------------------------------------------------------------------
-def objects_of(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
+def _objects(where: Where) -> tuple[Manifest, dict[str, Manifest]]:
     """The RLJob, and its plans by name, in their order."""
+    if isinstance(where, Path):
+        return objects_of(where)
+    from rljob import cluster
+
+    found = cluster.objects(*where)
+    return found.job, {**found.plans}
+
+
+def objects_of(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
+    """Of a run, also of one that is over."""
     folder = work_dir / "objects"
     jobs = [_read(path) for path in sorted(folder.glob("rljob-*.yaml"))]
     if len(jobs) != 1:
@@ -167,7 +178,7 @@ def _read(path: Path) -> Manifest:
 def _plan(plans: Mapping[str, Manifest], name: str) -> Manifest:
     if name not in plans:
         some = f"one of {', '.join(list(plans)[-8:])}" if plans else ""
-        raise UserError(f"this run has no plan {sentences.shown(name)}", wanted=some)
+        raise UserError(f"this job has no plan {sentences.shown(name)}", wanted=some)
     return plans[name]
 
 

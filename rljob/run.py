@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_api import flows, names
+from rlinf_api.conditions import written as condition
 from rlinf_api.errors import InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
 from rlinf_api.profile import Profile, key_of
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
+from rljob import by_hand, picture, reasons, timeline
 from rljob import manifest as manifests
-from rljob import picture, reasons, timeline
 from rljob import plan as plans
-from rljob.local import by_hand, podspec, room
-from rljob.local.objects import condition
+from rljob.local import podspec, room
 from rljob.local.pod_life import LOCAL_MACHINE
 from rljob.local.runner import NAMESPACE, LocalRun, WorkDir, default_work_dir
 from rljob.losable import Losable

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rljob.local.objects import Manifest, condition, meta
+from rlinf_api.conditions import written as condition
+from rljob.local.objects import Manifest, meta
 
 HEADER = "# written by rljob run; hosts(5): address, then names; a name on several lines has several addresses\n"
 

@@ -46,13 +46,3 @@ def ref(obj: Manifest) -> str:
     """How messages name an object: `Pod default/a`."""
     metadata = obj.get("metadata", {})
     return f"{obj.get('kind', '?')} {metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
-
-
-def condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """That condition of its status; empty where it has none.
-
-    >>> condition({"status": {"conditions": [{"type": "Running", "status": "True"}]}}, "Running").get("status")
-    'True'
-    """
-    listed = (obj.get("status") or {}).get("conditions") or ()
-    return next((c for c in listed if c["type"] == kind), {})

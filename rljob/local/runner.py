@@ -41,7 +41,8 @@ from rlinf_operator.reconcile.loop import Reconciler
 from rlinf_operator.settings import OperatorSettings
 from rlinf_scheduler.jobs import plan_manifest
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on
-from rljob.local import by_hand, room
+from rljob import by_hand
+from rljob.local import room
 from rljob.local.containers import checkpoint_uri
 from rljob.local.control import Control
 from rljob.local.dump import Dump, write_atomically

@@ -3,6 +3,9 @@ operator dies between prepare and commit, a pin that cannot be used is a sentenc
 force, and its object is deleted."""
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,17 @@ def bigger(job: Manifest, *, revision: int = 2, pods: int = 2, uid: str = "") ->
 def pin(plane: ControlPlane, namespace: str, name: str) -> None:
     change = json.dumps({"spec": {"placement": {"mode": "Pinned", "pin": name}}})
     plane.cluster.kubectl("-n", namespace, "patch", "rljob", "cartpole", "--type", "merge", "-p", change)
+
+
+def plan_command(plane: ControlPlane, namespace: str, *words: str, code: int = 0) -> str:
+    """`rljob plan` as a person with the cluster's kubeconfig."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob", "plan", *words, "-n", namespace],
+        env={**os.environ, "KUBECONFIG": str(plane.cluster.kubeconfig)}, capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
 
 
 def of_plan(plane: ControlPlane, namespace: str, name: str) -> dict[str, str]:
@@ -151,8 +165,16 @@ def test_a_pinned_plan_grows_a_pool_and_an_older_one_shrinks_it_though_the_opera
         )
         print(f"pause {driver_says(plane, namespace, 'rlinf_plan_switch_pause_seconds'):.3f} s")
 
-        pin(plane, namespace, "cartpole-p1")
-        plane.until(namespace, "cartpole", is_under("cartpole-p1"), what="plan 1 again", timeout_s=LIMIT_S)
+        said = plan_command(plane, namespace, "history", "cartpole")
+        assert "  cartpole-p1  Initial  Superseded" in said
+        assert "* cartpole-p2  Pinned  " in said
+        assert "workers: 3 env on sim/0/[0-1],sim/1/0" in plan_command(plane, namespace, "explain", "cartpole")
+        assert "this job has no plan 'cartpole-p9'" in plan_command(
+            plane, namespace, "pin", "cartpole", "cartpole-p9", code=2
+        )
+        said = plan_command(plane, namespace, "pin", "cartpole", "cartpole-p1")
+        assert "cartpole-p1" in said
+        assert is_under("cartpole-p1")(plane.job(namespace, "cartpole")), "the command waits until it is"
         until(lambda: workers(plane, namespace) == before, what="the end of the third pod", timeout_s=LIMIT_S)
         job = plane.job(namespace, "cartpole")
         assert job["status"]["plan"]["switches"] == 3

@@ -51,7 +51,7 @@ def test_a_plan_is_explained_with_its_parts_and_those_that_lost(work_dir):
     assert re.search(r"\ntook 1\.\d+ s a step over \d+ steps, 1\.04 of it", text)
     assert re.search(r"\ninstead, \d+\.?\d* s: .* slower: ", text)
     assert reasons.explain(work_dir, "job-p1").startswith("job-p1, because of Initial: ")
-    with pytest.raises(UserError, match="this run has no plan 'job-p9': wanted one of job-p1, job-p2, job-p3"):
+    with pytest.raises(UserError, match="this job has no plan 'job-p9': wanted one of job-p1, job-p2, job-p3"):
         reasons.explain(work_dir, "job-p9")
 
 

@@ -6,8 +6,7 @@ import yaml
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
-from rljob import run
-from rljob.local import by_hand
+from rljob import by_hand, run
 from rljob.local.runner import LocalRun, WorkDir
 from tools import workloads
 

@@ -100,8 +100,37 @@ async def test_a_name_that_no_plan_bears_is_not_pinned(store, tmp_path):
     async with asyncio.timeout(10):
         is_in_force, said = await asyncio.to_thread(command.pin, tmp_path, "j-p22", timeout_s=20.0)
     assert not is_in_force
-    assert said == "this run has no plan 'j-p22': wanted one of j-p1, j-p2, j-p3; nothing was changed"
+    assert said == "this job has no plan 'j-p22': wanted one of j-p1, j-p2, j-p3; nothing was changed"
     assert await placement(store) == {"mode": "Auto"}, "what is on its way goes on"
+
+
+async def plan_from(store, name, *, revision, of):
+    metadata = {"name": name, "labels": LABELS}
+    spec = {"revision": revision, "basedOn": {"revision": of}}
+    await store.create({"apiVersion": "rlinf.io/v1alpha1", "kind": "RLPlan", "metadata": metadata, "spec": spec})
+
+
+@pytest.mark.usefixtures("control")
+async def test_a_rollback_pins_what_the_plan_in_force_came_from(store, tmp_path):
+    await plan_from(store, "j-p4", revision=4, of=2)
+    await says(store, "True", "PlanInForce", current="j-p4")
+    call = asyncio.create_task(asyncio.to_thread(command.roll_back, tmp_path, timeout_s=20.0))
+    async with asyncio.timeout(10):
+        while (await placement(store)).get("pin") != "j-p2":
+            await asyncio.sleep(0.01)
+    await says(store, "True", "PlanInForce", current="j-p2", message="j-p2: as before")
+    assert await call == (True, "j-p2: as before")
+
+
+@pytest.mark.usefixtures("control")
+@pytest.mark.parametrize(("current", "got"), [("j-p1", "j-p1 came from no other"), ("", "no plan in force")])
+async def test_there_may_be_nothing_to_go_back_to(store, tmp_path, current, got):
+    await says(store, "True", "PlanInForce", current=current)
+    async with asyncio.timeout(10):
+        is_in_force, said = await asyncio.to_thread(command.roll_back, tmp_path, timeout_s=20.0)
+    assert not is_in_force
+    assert said == f"there is nothing to go back to: got {got}; pin one of `rljob plan history`"
+    assert await placement(store) == {"mode": "Auto"}
 
 
 @pytest.mark.usefixtures("control")
@@ -114,4 +143,4 @@ async def test_a_plan_is_approved_once_and_by_whom_is_not_written_over(store, tm
     assert await approve("j-p2", "bob") == (True, "j-p2 was approved by ada already")
     annotations = (await store.get("RLPlan", "j-p2"))["metadata"]["annotations"]
     assert annotations == {"rlinf.io/approved-by": "ada"}
-    assert await approve("j-p22", "ada") == (False, "this run has no plan 'j-p22'; nothing was changed")
+    assert await approve("j-p22", "ada") == (False, "this job has no plan 'j-p22'; nothing was changed")

@@ -1,6 +1,6 @@
 """A plan that a person wrote for a run of this machine: what need not be written is filled in, what is wrong is told.
 
-For control.py, which is given one for a job that runs, and rljob/run.py, which is given the first one of a job. Not
+For plan_verbs.py, which is given one for a job that runs, and rljob/run.py, which is given the first one of a job. Not
 for: what a running job says to it (the driver's, docs/plans.md).
 """
 
