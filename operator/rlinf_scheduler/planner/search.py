@@ -139,10 +139,13 @@ def plan(
     has, with whom they have now, such as those of gangs that have nothing to begin again on elsewhere."""
     problem = problem.unpinned
     slots = sum(pool.slots for pool in problem.pools)
-    if may_add := effort is None:
+    fewest_runs = 0
+    if effort is None:
         few = MORE_EFFORT * (1 + (problem.staleness > 0))
-        effort = few if slots <= FEW_SLOTS else EFFORT + EFFORT_PER_SLOT * min(slots, STAND_INS)
-    search = _Search(problem, effort, keep=tuple(keep), is_thorough=slots <= FEW_SLOTS, may_add=may_add)
+        ways = 2 if any(role.may_stay for role in problem.roles) else 1  # of each draft in turns
+        effort = few if slots <= FEW_SLOTS else ways * (EFFORT + EFFORT_PER_SLOT * min(slots, STAND_INS))
+        fewest_runs = ways * FEWEST_RUNS
+    search = _Search(problem, effort, keep=tuple(keep), is_thorough=slots <= FEW_SLOTS, fewest_runs=fewest_runs)
     cuts = list(_with_kept(layouts(problem), keep))
     search.divisions = ALL_DIVISIONS // len(cuts) if 0 < len(cuts) <= FEW_LAYOUTS else 1
     for layout in cuts:
@@ -283,7 +286,7 @@ class _Search:
     is_thorough: bool = False  # few slots: effort for all that may be best
     runs: int = 0
     spent: int = 0
-    may_add: bool = False  # effort, once it is known how long a run is
+    fewest_runs: int = 0  # that effort is added for, once it is known how long one is
     grain: int = 1  # slots that change hands together, and workers that one stands for
     best: Scored | None = None
     loads: dict[str, float] = field(default_factory=dict)
@@ -385,9 +388,10 @@ class _Search:
     def _choices(self, draft: Candidate, most: int) -> Iterator[Candidate]:
         """What fits into memory, with the largest micro-batches; the others come once it is its turn."""
         shared = {turn.role for region in draft.regions if len(region.turns) > 1 for turn in region.turns}
+        may_stay = [role for role in self.problem.roles if role.may_stay and role.name in shared]
         ways = []
         for role in self.problem.roles:
-            stays = (False, True) if role.may_stay and role.name in shared else (False,)
+            stays = (False, True) if role in may_stay and self.is_thorough else (False,)
             ways.append([(option, stay) for option in range(len(role.options)) for stay in stays])
         tried = list(itertools.islice(itertools.product(*ways), most))
         smallest = tuple((role.smallest, False) for role in self.problem.roles)
@@ -398,8 +402,22 @@ class _Search:
             }
             found = [too for region in draft.regions for too in candidates.too_much(self.problem, region, choices)]
             self.refused += found if len(self.refused) < 1000 else ()
-            if not found:
-                yield replace(draft, choices=choices)
+            if found:
+                continue
+            yield replace(draft, choices=choices)
+            if may_stay and not self.is_thorough:
+                yield replace(draft, choices=self._staying(draft, choices, may_stay))
+
+    def _staying(
+        self, draft: Candidate, choices: Mapping[str, Choice], roles: Sequence[RoleCosts]
+    ) -> dict[str, Choice]:
+        """As many stay resident as have room, who takes longest to move first."""
+        found = dict(choices)
+        for role in sorted(roles, key=lambda r: -(r.load_ms.value + r.offload_ms.value)):
+            more = {**found, role.name: replace(found[role.name], stays=True)}
+            if self._fits(draft.regions, more):
+                found = more
+        return found
 
     def _offer(self, candidate: Candidate) -> bool:
         key = _key(candidate)
@@ -794,9 +812,9 @@ class _Search:
     def _took(self, moves: int) -> None:
         self.effort -= moves
         self.spent += moves
-        if self.may_add:
-            self.may_add = False
-            self.effort = max(self.effort, min(MOST_EFFORT, FEWEST_RUNS * moves) - moves)
+        if self.fewest_runs:
+            self.effort = max(self.effort, min(MOST_EFFORT, self.fewest_runs * moves) - moves)
+            self.fewest_runs = 0
 
     def _scored(self, candidate: Candidate, prediction: Prediction) -> Scored:
         paid = candidates.paid(self.problem, candidate)

@@ -506,6 +506,7 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
         offload_ms=work.offload,
         resident_mib=memory.resident / MIB,
         offloaded_mib=memory.offloaded / MIB,
+        may_stay=declared.of_role(role).active > 0,
         slots_per_worker=role.slots_per_worker,
         scaling=0.0,  # its time is that of a worker with the slots that it has
         fewest=max(1, bounds.min),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rlinf_api import wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport, Ruling
 
 WORDS = st.text(max_size=9)
 NUMBERS = st.integers(0, 1 << 30)
@@ -21,6 +21,7 @@ GOALS = st.builds(Goal, steps=NUMBERS, every_steps=NUMBERS, keep=NUMBERS)
 MEMBERS = st.builds(
     MemberReport, worker=WORDS, pod=WORDS, node=WORDS, attempt=NUMBERS, phase=WORDS, restarts=NUMBERS
 )  # fmt: skip
+RULINGS = st.builds(Ruling, action=WORDS, rule=WORDS, failure=FAILURES)
 OF_A_TYPE = {"str": WORDS, "int": NUMBERS, "float": SECONDS}
 
 
@@ -29,6 +30,7 @@ def reports(draw):
     """Every field is drawn, also one that comes later."""
     known = {
         "state": st.sampled_from(DriverState), "members": st.lists(MEMBERS, max_size=3).map(tuple),
+        "rulings": st.lists(RULINGS, max_size=3).map(tuple),
         "missing": st.lists(WORDS, max_size=3).map(tuple), "first_failure": st.none() | FAILURES,
         "metrics": st.dictionaries(WORDS, SECONDS, max_size=3), "goal": st.none() | GOALS,
     }  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_api import declared
+from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
 from rlinf_api.plan import PlanReason
 from rlinf_api.profile import Batch, Number
@@ -202,6 +202,27 @@ def test_a_job_is_profiled_probed_planned_and_verified_and_takes_a_third_of_the_
     assert set(said) <= set(CODES)
 
 
+def test_roles_that_say_what_they_need_stay_resident_where_there_is_room():
+    """drawn-14: all three fit beside each other, and turns cost no load. The env of drawn-22 has slots of its own."""
+    for name, resident in (("drawn-14", {"env", "rollout", "train"}), ("drawn-22", {"rollout", "reward", "train"})):
+        job = world(name)
+        job.run(30)
+        chosen = job.plans[-1]
+        assert {w.role for w in chosen.workers if w.stays} == resident, name
+        plan_rules.check(chosen, job.job)
+
+
+def test_a_role_whose_memory_nobody_has_declared_does_not_stay():
+    job = world("drawn-14")
+    job.run(3)
+    manifest = job.job.model_dump(by_alias=True)
+    manifest["roles"][0]["config"].pop("memory")
+    found = fit(type(job.job).model_validate(manifest), job.profiles, plan=job.plans[-1])
+    assert isinstance(found, Fit)
+    silent = manifest["roles"][0]["name"]
+    assert {role.name for role in found.problem.roles if not role.may_stay} == {silent}
+
+
 def test_a_probe_halves_micro_batches_in_place_and_nothing_else():
     job = world("drawn-14")
     job.run(5)
@@ -252,7 +273,7 @@ def test_noise_alone_changes_nothing(seed):
 
 
 def test_drift_that_makes_another_plan_better_is_answered_within_ten_steps():
-    job = world("drawn-22", steps=400, shift=(200, "reward", 4.0), noise=0.01)
+    job = world("drawn-00", steps=400, shift=(200, "train", 4.0), noise=0.01)
     job.run(199)
     before = len(job.plans)
     job.run(12)
@@ -345,7 +366,15 @@ def test_slower_is_beyond_the_noise_at_99_in_100(these, those, by, is_slower):
 
 # --- probes, and what changes cost ------------------------------------------------------------------------------------
 class Untried(World):
-    """Nobody has moved a role before it took turns."""
+    """Nobody has moved a role before it took turns, nor declared its memory, so that nobody stays resident."""
+
+    def begin(self):
+        roles = [
+            role.model_copy(update={"config": {k: v for k, v in role.config.items() if k != "memory"}})
+            for role in self.job.roles
+        ]
+        self.job = self.job.model_copy(update={"roles": roles})
+        return super().begin()
 
     def profile(self, plan, truth, seconds, *, last):
         found = super().profile(plan, truth, seconds, last=last)

@@ -104,7 +104,7 @@ def test_what_the_environment_lacks_is_named(tmp_path, name, value, words):
 
 @pytest.mark.parametrize("kind", ["gymnasiun", "", "module:", ":Class"])
 def test_a_kind_that_is_none_is_answered_with_those_there_are(kind):
-    with pytest.raises(UserError, match="gymnasium, torch, transformers, rule, fsdp, synthetic, or module:Class"):
+    with pytest.raises(UserError, match="gymnasium, torch, transformers, vllm, rule, fsdp, synthetic, or module:Class"):
         registry.make(kind)
 
 
