@@ -35,7 +35,7 @@ from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
 from rlinf_scheduler.planner.search import Scored
 from rlinf_scheduler.planner.simulate import Prediction, simulate
-from rlinf_scheduler.replan.evidence import slower, steps_of
+from rlinf_scheduler.replan.evidence import StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit
 from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known, pods_of
 
@@ -49,6 +49,8 @@ PROBE_SHARE: Final = 0.05
 """Of the time that is left, that a probe may cost at most."""
 WORSE: Final = 0.02  # than before, beyond noise: less is not worth another change
 DRIFT: Final = 0.10  # of the step, up or down
+ROLE_DRIFT: Final = 0.15
+"""Of what a role on the critical path computes in a step, up or down: others may hide it from the step."""
 IN_PLACE_S: Final = 0.2
 """A change that keeps all processes: docs/plans.md has 0.006 to 0.16 s."""
 START_S: Final = 30.0
@@ -224,9 +226,13 @@ class _Decision(Known):
     def _has_drifted(self) -> bool:
         """Against the steps since it was settled, those included by which it was."""
         rest = self.own[: len(self.own) - len(self.newest)]
-        before = steps_of([p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS])
-        up, down = slower(self.now, before, by=DRIFT), slower(before, self.now, by=DRIFT)
-        return up or down
+        judged = [p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS]
+        if _differs(self.now, steps_of(judged), by=DRIFT):
+            return True
+        critical = {role for role, _, _ in self.predicted(self.plan, self.problem).critical}
+        return any(
+            _differs(computed(self.newest, role), computed(judged, role), by=ROLE_DRIFT) for role in sorted(critical)
+        )
 
     def _choice(self, fitted: Fit) -> Stay | NextPlan:
         last, current_s = self.case.profiles[-1].last_step, self.now.mean
@@ -442,6 +448,10 @@ class _Decision(Known):
                 }
             )
         )
+
+
+def _differs(these: StepTimes, those: StepTimes, *, by: float) -> bool:
+    return slower(these, those, by=by) or slower(those, these, by=by)
 
 
 def _free_moves(role: RoleCosts) -> RoleCosts:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_api.profile import Profile
+from rlinf_api.profile import Number, Profile
 
 SURE: Final = (
     31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764, 2.718, 2.681, 2.650, 2.624, 2.602, 2.583,
@@ -37,7 +37,16 @@ def steps_of(profiles: Sequence[Profile]) -> StepTimes:
     >>> steps_of([S(step_seconds=S(value=1.0, spread=0.0, count=1)), S(step_seconds=S(value=3.0, spread=0.0, count=1))])
     StepTimes(count=2, mean=2.0, spread=1.4142135623730951)
     """
-    numbers = [profile.step_seconds for profile in profiles]
+    return _together([profile.step_seconds for profile in profiles])
+
+
+def computed(profiles: Sequence[Profile], role: str) -> StepTimes:
+    """What a worker of the role computed in a step, over all of them."""
+    parts = (part for profile in profiles for part in profile.roles if part.name == role)
+    return _together([part.seconds["compute"] for part in parts if "compute" in part.seconds])
+
+
+def _together(numbers: Sequence[Number]) -> StepTimes:
     count = sum(number.count for number in numbers)
     if not count:
         return StepTimes(0, 0.0, 0.0)

@@ -13,7 +13,7 @@ from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, decide
-from rlinf_scheduler.replan.evidence import SURE, StepTimes, slower, steps_of
+from rlinf_scheduler.replan.evidence import SURE, StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
 from rlinf_scheduler.replan.known import Case, PlanRecord
 from tools.prove.world import World
@@ -283,6 +283,26 @@ def test_drift_that_makes_another_plan_better_is_answered_within_ten_steps():
     expected = job.plans[before].predicted
     assert expected is not None
     assert expected.period_seconds < 0.95 * sum(job.seconds[204:209]) / 5
+
+
+def test_a_role_that_drifts_behind_others_is_seen_though_the_step_hardly_changes():
+    """The trainer of drawn-01 takes 30% less; steps become 7% longer, as they fall into another rhythm."""
+    job = world("drawn-01", steps=400, seed=1, shift=(60, "train", 0.7))
+    job.run(59)
+    before, settled = len(job.plans), sum(job.seconds[-20:]) / 20
+    job.run(20)
+    assert abs(sum(job.seconds[60:66]) / 6 / settled - 1) < 0.1
+    assert job.codes[before:][:1] == ["Drift"]
+
+
+def test_what_a_role_computes_is_of_a_worker_and_a_step():
+    job = world("drawn-13")
+    job.run(8)
+    two = computed(job.profiles[-2:], "rollout")
+    workers = {p.name: p.workers for p in job.profiles[-1].roles}
+    assert two.count == sum(p.steps for p in job.profiles[-2:]) * workers["rollout"]
+    assert two.mean == pytest.approx(job.profiles[-1].roles[0].seconds["compute"].value, rel=0.2)
+    assert computed(job.profiles, "nobody").count == 0
 
 
 def test_a_job_that_is_nearly_over_keeps_its_plan():
