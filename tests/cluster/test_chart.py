@@ -427,7 +427,7 @@ def test_a_job_is_profiled_and_gets_a_further_plan_by_itself(cluster: Cluster, n
 def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, namespace: str, claim: str):
     cluster = release.cluster
     apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
-    until(lambda: (status(cluster, namespace).get("step") or 0) >= 1, what="a first step", timeout_s=120)
+    until(lambda: (status(cluster, namespace).get("step") or 0) >= 1, what="a first step", timeout_s=240)
     uid = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")["metadata"]["uid"]
     found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     ips = {p["metadata"]["labels"][names.LABEL_COMPONENT]: p["status"]["podIP"] for p in found}
@@ -472,7 +472,7 @@ def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Re
         return int(status(cluster, namespace).get("step") or 0)
 
     apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
-    until(lambda: step() >= 1, what="a first step", timeout_s=120)
+    until(lambda: step() >= 1, what="a first step", timeout_s=240)
     before, leader = pods(), release.leader()
     release.upgrade(commonLabels={"changed": "label"}, jobImages={"driver": "another:1", "worker": "another:1"})
     until(lambda: leads(release) and release.leader() != leader, what="a pod of the upgrade to lead", timeout_s=60)
