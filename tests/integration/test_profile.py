@@ -28,7 +28,7 @@ def turns_job():
              "memory": {"resident": 100, "peak": 200, "offloaded": 10}}
             for name in ("roll", "train")
         ],
-        "pools": [{"name": "gpu", "slots": 1, "memory": 1000, "roles": ["roll", "train"]}],
+        "pools": [{"name": "gpu", "slots": 1, "memory": 250, "roles": ["roll", "train"]}],  # no room for both
     }  # fmt: skip
     return workloads.job(entry, steps=STEPS, mode="Collocated")
 
