@@ -170,7 +170,7 @@ def test_a_pinned_plan_grows_a_pool_and_an_older_one_shrinks_it_though_the_opera
         assert "* cartpole-p2  Pinned  " in said
         assert "workers: 3 env on sim/0/[0-1],sim/1/0" in plan_command(plane, namespace, "explain", "cartpole")
         assert "this job has no plan 'cartpole-p9'" in plan_command(
-            plane, namespace, "pin", "cartpole", "cartpole-p9", code=2
+            plane, namespace, "pin", "cartpole", "cartpole-p9", code=1
         )
         said = plan_command(plane, namespace, "pin", "cartpole", "cartpole-p1")
         assert "cartpole-p1" in said
