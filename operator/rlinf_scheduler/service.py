@@ -20,6 +20,7 @@ from rlinf_api import names, rpc, sentences, supported
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, InvalidManifest, RLinfError, UserError
+from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
@@ -56,7 +57,7 @@ class Planning:
         namespace, name, uid = meta.get("namespace", "default"), meta["name"], meta["uid"]
         ref, code, known = JobRef(name=name, uid=uid), _reason(reason), self.jobs.before(spec, job_uid=uid)
         revision = highest_revision + 1
-        measured = await asyncio.to_thread(by_profiles, spec, known, job=ref, revision=revision, reason=code)
+        measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code)
         for revision in range(highest_revision + 1, highest_revision + 1 + MAX_TRIES):
             plan: RLPlanSpec | Infeasible
             if measured is not None:
@@ -78,6 +79,16 @@ class Planning:
             f"{MAX_TRIES} plan names of job {namespace}/{name} above revision {highest_revision} are taken",
             next="it is asked again with the revisions that exist by then",
         )
+
+    async def _by_profiles(
+        self, spec: RLJobSpec, known: tuple[Profile, ...], *, job: JobRef, revision: int, reason: PlanReason
+    ) -> RLPlanSpec | None:
+        """A job begins without what was measured where that breaks the planner."""
+        try:
+            return await asyncio.to_thread(by_profiles, spec, known, job=job, revision=revision, reason=reason)
+        except Exception:
+            logger.exception("a plan by profiles broke; the job gets one without them", extra={"job": job.name})
+            return None
 
     async def report_profile(self, text: str, *, namespace: str, job_uid: str) -> None:
         """Keeps it for the planner. InvalidManifest where it is none, or not of that job and a plan of it."""

@@ -246,6 +246,13 @@ class _Graph:
             back = next((c.consumer for c in asked if c.producer == front), "")
             if not back or len({c.name for c in asked}) > 1:
                 return Unfit((f"{len(asked)} cycles: one is planned, between two roles",))
+            if feeds := sorted(c.consumer for c in between if c.producer == front):
+                return Unfit(
+                    (
+                        f"role {front!r} asks {back!r} and feeds {feeds[0]!r} itself: a cycle is planned whose "
+                        "answerer feeds the next role",
+                    )
+                )
             cycle = asked[0].name, front, back
         return cls(
             queues=tuple((c.name, c.producer, c.consumer) for c in between),

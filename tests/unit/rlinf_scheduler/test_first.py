@@ -7,6 +7,7 @@ from rlinf_api.profile import key_of
 from rlinf_api.store import NotFound
 from rlinf_scheduler.jobs import MAX_GIVEN
 from rlinf_scheduler.replan.first import by_profiles
+from rlinf_scheduler.replan.fit import Unfit, fit
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
 from tools import workloads
@@ -110,3 +111,38 @@ def test_what_says_too_little_is_no_plan():
     assert by_profiles(world.job, silent, **asks) is None
     too_many = [role.model_copy(update={"workers": 100}) for role in world.job.roles]
     assert by_profiles(world.job.model_copy(update={"roles": too_many}), profiles, **asks) is None
+
+
+async def test_a_planner_that_breaks_on_what_was_measured_costs_no_job_its_first_plan(monkeypatch, caplog):
+    def broken(problem, **more):
+        raise KeyError("env")
+
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    reporting(planning, profiles)
+    monkeypatch.setattr("rlinf_scheduler.replan.first.search.plan", broken)
+    _, plan = await asked(planning, store)
+    assert plan.predicted is None
+    assert "a plan by profiles broke; the job gets one without them" in caplog.text
+
+
+async def test_a_job_whose_asker_feeds_the_trainer_is_not_planned_by_profiles_and_begins():
+    """As in flow ppo: env asks rollout, and env sends the trajectories."""
+    store = MemoryStore()
+    planning, (world, profiles) = Planning(store), measured()
+
+    def as_ppo(profile):
+        channels = [
+            c.model_copy(update={"producer": "env"}) if (c.mode, c.producer) == ("Queue", "rollout") else c
+            for c in profile.channels
+        ]
+        return profile.model_copy(update={"channels": channels})
+
+    found = fit(world.job, [as_ppo(p) for p in profiles], plan=None)
+    assert isinstance(found, Unfit)
+    assert str(found) == (
+        "role 'env' asks 'rollout' and feeds 'train' itself: a cycle is planned whose answerer feeds the next role"
+    )
+    reporting(planning, [as_ppo(p) for p in profiles])
+    _, plan = await asked(planning, store)
+    assert plan.predicted is None
