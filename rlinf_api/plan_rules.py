@@ -17,6 +17,15 @@ from rlinf_api.quantities import to_bytes
 from rlinf_api.slots import Slot
 
 
+def allows(plan: RLPlanSpec, job: RLJobSpec) -> bool:
+    """Whether `check` has nothing against it."""
+    try:
+        check(plan, job)
+    except InvalidManifest:
+        return False
+    return True
+
+
 def check(plan: RLPlanSpec, job: RLJobSpec, *, counts: bool = True) -> Placement:
     """The placement; InvalidManifest with a sentence per problem.
 

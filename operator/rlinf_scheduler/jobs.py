@@ -99,12 +99,14 @@ class Jobs:
         known = self._known.get(job_uid)
         return tuple(known.reports) if known is not None else ()
 
-    def before(self, spec: RLJobSpec, *, job_uid: str) -> tuple[Profile, ...]:
-        """What a plan may begin with: reports of the job itself, else of the last one with its key."""
-        if own := self.of(job_uid):
-            return own
+    def before(self, spec: RLJobSpec, *, namespace: str, job_uid: str) -> tuple[Profile, ...]:
+        """What a plan may begin with: reports with its key, of the job itself, else of the last one of its namespace.
+        No other's, as the plan's reason names whose they are."""
         key = key_of(spec)
-        found = (known.reports for known in reversed(self._known.values()) if known.reports[-1].key == key)
+        if own := self.of(job_uid):
+            return tuple(profile for profile in own if profile.key == key)
+        known = reversed(self._known.values())
+        found = (one.reports for one in known if one.namespace == namespace and one.reports[-1].key == key)
         return tuple(next(found, ())) or self._given.get(key, ())
 
     def remember(self, profiles: tuple[Profile, ...]) -> None:

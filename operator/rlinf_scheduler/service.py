@@ -55,7 +55,11 @@ class Planning:
             return Planned(infeasible=tuple(map(str, problems)))
         meta = job["metadata"]
         namespace, name, uid = meta.get("namespace", "default"), meta["name"], meta["uid"]
-        ref, code, known = JobRef(name=name, uid=uid), _reason(reason), self.jobs.before(spec, job_uid=uid)
+        ref, code, known = (
+            JobRef(name=name, uid=uid),
+            _reason(reason),
+            self.jobs.before(spec, namespace=namespace, job_uid=uid),
+        )
         revision = highest_revision + 1
         measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code)
         for revision in range(highest_revision + 1, highest_revision + 1 + MAX_TRIES):

@@ -25,7 +25,6 @@ from functools import cached_property
 from typing import Final
 
 from rlinf_api import plan_rules
-from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
 from rlinf_scheduler.planner import search, words
@@ -379,11 +378,7 @@ class _Decision(Known):
             return False
         if not self.case.profiles[-1].checkpoints and self._moves_a_gang(plan):
             return False
-        try:
-            plan_rules.check(plan, self.case.job)
-        except InvalidManifest:
-            return False
-        return True
+        return plan_rules.allows(plan, self.case.job)
 
     def _moves_a_gang(self, plan: RLPlanSpec) -> bool:
         """It would have to begin again on a checkpoint."""

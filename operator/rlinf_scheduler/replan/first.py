@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf_api import plan_rules
-from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import BasedOn, JobRef, PlanReason, PlanReasonModel, RLPlanSpec
 from rlinf_api.profile import Profile
@@ -41,14 +40,6 @@ def by_profiles(
             fitted.problem, scored.candidate, scored.prediction, job=job, revision=revision,
             reason=PlanReasonModel(code=reason, message=said), based_on=BasedOn(profile=newest.key),
         )  # fmt: skip
-        if plan is not None and _is_allowed(plan, spec):
+        if plan is not None and plan_rules.allows(plan, spec):
             return plan
     return None
-
-
-def _is_allowed(plan: RLPlanSpec, spec: RLJobSpec) -> bool:
-    try:
-        plan_rules.check(plan, spec)
-    except InvalidManifest:
-        return False
-    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -35,17 +36,17 @@ KEEP_S: Final = 1.0
 """Between two times that what there is of groups is left with the driver: what a dead worker costs at most."""
 
 
-class LanguageRole:
+class LanguageRole(ABC):
     """Of whatever kind: a subclass makes the engine."""
 
     schema: type[LanguageConfig]
 
+    @abstractmethod
     def engine(
         self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
     ) -> tuple[Engine, int]:
         """In a thread, as the role loads; `shape`: the model's config; `kv_bytes`: the plan's, 0 where it says nothing.
         Returns how many samples there may be at once, too."""
-        raise NotImplementedError
 
     def warm(self, flow: FlowSettings, config: Mapping[str, Any]) -> None:
         """The imports are done by now: this module's own. The first use of the tokenizer's library is not."""

@@ -38,9 +38,9 @@ async def asked(planning, store, *, name="again", reason="Initial", highest=0, *
     return job["metadata"]["uid"], RLPlanSpec.model_validate(found["spec"])
 
 
-def reporting(planning, profiles, *, uid="earlier"):
+def reporting(planning, profiles, *, uid="earlier", namespace="default"):
     for profile in profiles:
-        planning.jobs.add(profile.model_copy(update={"job": JobRef(name="drawn-14", uid=uid)}), namespace="default")
+        planning.jobs.add(profile.model_copy(update={"job": JobRef(name="drawn-14", uid=uid)}), namespace=namespace)
 
 
 async def test_a_job_begins_where_an_earlier_one_with_its_key_had_come():
@@ -145,4 +145,21 @@ async def test_a_job_whose_asker_feeds_the_trainer_is_not_planned_by_profiles_an
     )
     reporting(planning, [as_ppo(p) for p in profiles])
     _, plan = await asked(planning, store)
+    assert plan.predicted is None
+
+
+async def test_what_another_namespace_has_measured_stays_there():
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    reporting(planning, profiles, namespace="others")
+    _, plan = await asked(planning, store)
+    assert plan.predicted is None
+
+
+async def test_a_job_that_is_another_by_now_does_not_go_by_what_it_was():
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    uid, _ = await asked(planning, store)
+    reporting(planning, [p.model_copy(update={"key": "sha256:" + "1" * 64}) for p in profiles], uid=uid)
+    _, plan = await asked(planning, store, reason="CapacityChanged", highest=1)
     assert plan.predicted is None

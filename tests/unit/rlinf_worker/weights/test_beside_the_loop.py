@@ -12,20 +12,9 @@ from rlinf_worker.weights import copying, edition, planning, tensors
 from rlinf_worker.weights.layout import Sharding
 from rlinf_worker.weights.planning import View
 from rlinf_worker.weights.tensors import Shard
-from tests.fakes.weights_net import WeightsNet
 
 V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 MB = 1 << 18  # numbers of four bytes
-
-
-@pytest.fixture
-async def net():
-    made = WeightsNet()
-    async with asyncio.timeout(25):
-        yield made
-        errors = [error for node in made.nodes.values() for error in node.errors]
-        await made.close()
-    assert errors == []
 
 
 async def pair(net):

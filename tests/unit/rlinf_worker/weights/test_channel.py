@@ -36,16 +36,6 @@ def same(found, wanted):
 
 
 @pytest.fixture
-async def net():
-    made = WeightsNet()
-    async with asyncio.timeout(25):
-        yield made
-        errors = [error for node in made.nodes.values() for error in node.errors]
-        await made.close()
-    assert errors == []
-
-
-@pytest.fixture
 async def pod_net(tmp_path):
     made = WeightsNet(tmp_path)
     async with asyncio.timeout(25):
