@@ -170,7 +170,7 @@ def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):
             assert says in said
         is_in_force, said = command.pin(run.work_dir, "cartpole-p99", timeout_s=30)
         assert not is_in_force
-        assert said.startswith("this run has no plan 'cartpole-p99': wanted one of cartpole-p1")
+        assert said.startswith("this job has no plan 'cartpole-p99': wanted one of cartpole-p1")
         assert command.show(run.work_dir, as_yaml=False).splitlines()[0].startswith("* cartpole-p1")
         with reached(run.work_dir) as path, socket.socket(socket.AF_UNIX) as mute:  # says nothing, keeps nobody out
             mute.connect(path)

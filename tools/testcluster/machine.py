@@ -84,13 +84,18 @@ class Process:
 
 
 def _started_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None when there is no such process or only its zombie."""
+    """Field 22 of /proc/PID/stat; None when there is no such process or only its zombie.
+
+    A first thread that is a zombie beside others is a process that still ends: its ports are still bound.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        if fields[0] == "X" or (fields[0] == "Z" and len(os.listdir(f"/proc/{pid}/task")) < 2):
+            return None
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    return int(fields[19])
 
 
 class Record:

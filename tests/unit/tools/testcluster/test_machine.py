@@ -1,5 +1,7 @@
 """Starting a process in a machine: what goes wrong with it is one sentence."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from tools.testcluster import commands, machine, reaper
 from tools.testcluster.errors import CommandFailed, StartFailed
 from tools.testcluster.layout import Paths
 from tools.testcluster.machine import Machine, Process
+from tools.testcluster.waiting import until
 
 
 @pytest.fixture
@@ -39,6 +42,25 @@ def launch(hub: Machine, program: str) -> Process:
     words = ["setsid", "--fork", "sh", "-c", f"sh -c '{program}'; exit"]
     told = {"PATH": machine.SYSTEM_PATH, "PID_FILE": str(hub.paths.processes / ".hub.pid")}
     return hub._launch(words, told, name="hub", guarded=True)
+
+
+def test_a_process_whose_first_thread_has_ended_before_the_others_is_not_over():
+    """As an API server under SIGKILL on busy cores: its port was still bound when the next one was started."""
+    program = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("x", flush=True)
+ctypes.CDLL(None).syscall(60, 0)  # exit: of this thread alone
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        process = Process.of_pid("apiserver", child.pid)
+        assert child.stdout.readline() == "x\n"
+        stat = Path(f"/proc/{child.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", what="its first thread's end", timeout_s=5)
+        assert process.alive
+        assert process.end()
+        assert not process.alive
 
 
 @pytest.mark.parametrize(("program", "why"), [("exit 3", "exit status 3"), ("exec sleep 60", "timed out")])
