@@ -150,6 +150,16 @@ def is_gang(role: RoleSpec, *, trains: bool = False) -> bool:
     return role.config.get("gang") is True if role.kind == KIND else trains
 
 
+def gathers(role: RoleSpec) -> bool:
+    """Whether the one who asks in a cycle sends its share of a step in sub-batches. Kind `synthetic` does."""
+    return role.kind == KIND
+
+
+def trains_at_once(role: RoleSpec, *, flow: str) -> bool:
+    """Whether a gang begins to train when the last unit of the step is there: PPO passes over all of them."""
+    return role.kind == "fsdp" and flow == "ppo"
+
+
 def _bytes(mebibytes: object) -> int:
     """A config is the worker's to check: what no machine has is too large here, and not an error."""
     return int(min(max(mebibytes * MIB, 0), MOST)) if isinstance(mebibytes, int | float) else 0

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--like-ppo", action="store_true", help="exact: cycles whose asker feeds the next role")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; go on by the same command")
     parser.add_argument("--modes", nargs="+", default=["Disaggregated", "Collocated"])
     parser.add_argument("--time-scale", type=float, default=1.0)
@@ -43,12 +44,13 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     one: Callable[[int], Line]
     if args.part == "exact":
-        one, summary, count = partial(exact.one, slots=args.slots), exact.summary, args.count or 200
+        one = partial(exact.one, slots=args.slots, like_ppo=args.like_ppo)
+        summary, count = exact.summary, args.count or 200
     elif args.part in LOOPS:
         one, summary, count = getattr(loop, args.part), loop.summary, args.count or LOOPS[args.part]
     else:
         one, summary, count = two_stages.one, two_stages.summary, args.count or 600
-    name = f"exact-{args.slots}" if args.part == "exact" else args.part
+    name = f"exact-{args.slots}{'-ppo' * args.like_ppo}" if args.part == "exact" else args.part
     found = results(BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes)
     print(summary(found))
     return 0 if len(found) == count and all(line["ok"] for line in found) else 1

@@ -88,7 +88,9 @@ def _plans(problem: PlanProblem, system: System) -> Iterator[Candidate]:
     gang_sizes = [_sizes(problem, role, system) for role in problem.roles]
     orders = [list(_rings(sorted(roles))) for roles, _ in system]
     choices = [list(_choices(problem, role)) for role in problem.roles]
-    stages = (1, 2) if problem.cycle else (1,)
+    stages: Sequence[int] = (1, 2) if problem.cycle else (1,)
+    if problem.cycle and problem.cycle.is_single:
+        stages = range(1, problem.items + 1)
     for sizes in itertools.product(*gang_sizes):
         size = {role.name: n for role, n in zip(problem.roles, sizes, strict=True)}
         for order in itertools.product(*orders):

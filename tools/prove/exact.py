@@ -1,22 +1,26 @@
 """Proof `exact`: the search against brute force.
 
-python -m tools.prove exact [--slots 3] [--count 20]
+python -m tools.prove exact [--slots 3] [--count 20] [--like-ppo]
+
+`--like-ppo`: problems with a cycle alone, in which the one who asks feeds the next role, as in flow ppo.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any, Final
 
 from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.search import plan
 from tools.prove import brute, problems
 
 EQUAL: Final = 1e-9
 
 
-def one(seed: int, *, slots: int) -> dict[str, Any]:
-    problem = problems.tiny(seed, slots=slots)
+def one(seed: int, *, slots: int, like_ppo: bool = False) -> dict[str, Any]:
+    problem = asking(seed, slots=slots) if like_ppo else problems.tiny(seed, slots=slots)
     truth, found = brute.best(problem), plan(problem)
     if isinstance(found, Infeasible):
         agrees = truth.any is None
@@ -28,6 +32,12 @@ def one(seed: int, *, slots: int) -> dict[str, Any]:
         "seed": seed, "found": ms, "nested": truth.nested_ms, "any": truth.any_ms, "ok": ok, "loss": loss,
         "tried": truth.tried, "runs": found.runs,
     }  # fmt: skip
+
+
+def asking(seed: int, *, slots: int) -> PlanProblem:
+    """Of every second one each unit travels by itself."""
+    cyclic = (p for p in (problems.tiny(n, slots=slots) for n in itertools.count()) if p.cycle is not None)
+    return problems.like_ppo(next(itertools.islice(cyclic, seed, None)), is_single=seed % 2 == 0)
 
 
 def summary(found: list[dict[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rlinf_scheduler.planner.problem import (
@@ -110,6 +111,19 @@ def _role(role: Mapping[str, Any], entry: Mapping[str, Any], keys: Sequence[Sequ
         scaling=role.get("scaling", 1.0),
         most=max(1, slots // per_worker),
     )
+
+
+def like_ppo(problem: PlanProblem, *, is_single: bool = True) -> PlanProblem:
+    """The same with the one who asks in its cycle feeding the next role, whose gang trains when all units are there."""
+    cycle = problem.cycle
+    if cycle is None:
+        return problem
+    edges = tuple(replace(e, producer=cycle.front) if e.producer == cycle.back else e for e in problem.edges)
+    roles = tuple(
+        replace(role, service=replace(role.service, at_once=True)) if isinstance(role.service, InRounds) else role
+        for role in problem.roles
+    )
+    return replace(problem, edges=edges, roles=roles, cycle=replace(cycle, is_single=is_single))
 
 
 def tiny(seed: int, *, slots: int = 3) -> PlanProblem:

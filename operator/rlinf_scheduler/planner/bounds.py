@@ -170,9 +170,10 @@ class Bounds:
                 found[name] = 0.0
                 for producer in inputs:
                     ms = self._one_ms(self.problem.role(producer))
-                    if cycle and producer == cycle.back:
-                        ms += self._one_ms(self.problem.role(cycle.front))
-                        ms += (2 * cycle.round_trips - 1) * cycle.hop_ms.value
+                    if cycle and producer in (cycle.front, cycle.back):
+                        other = cycle.back if producer == cycle.front else cycle.front
+                        ms += self._one_ms(self.problem.role(other))
+                        ms += (2 * cycle.round_trips - (producer == cycle.back)) * cycle.hop_ms.value
                     found[name] = max(found[name], head(producer) + ms)
             return found[name]
 

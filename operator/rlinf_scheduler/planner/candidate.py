@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rlinf_scheduler.planner.problem import PlanProblem
+
+MAX_STAGES: Final = 64
+"""Of a front worker's questions under way: more than its answerers keep apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class Estimate:
                 continue
             if cycle and name == cycle.front:
                 begun, over = self._cycle_ms(candidate, places, free)
-                first[cycle.back], last[cycle.back] = begin + begun, begin + over
+                for end in (cycle.front, cycle.back):
+                    first[end], last[end] = begin + begun, begin + over
                 for at, _ in (*places[cycle.front], *places[cycle.back]):
                     free[at] = begin + over
                 continue
@@ -111,6 +112,9 @@ class Estimate:
         back = candidate_workers(places[cycle.back])
         stages = min(candidate.stages, -(-self.problem.items // max(1, front)))
         sub_batch = self.problem.items / max(1, front) / stages
+        waves = 1.0  # of units that travel by themselves, and of which fewer do than there are
+        if cycle.is_single:
+            sub_batch, waves = 1.0, max(1.0, sub_batch)
         crowd = max(1.0, front / back) / stages if stages > 1 else max(1.0, front / back)
         for name in (cycle.front, cycle.back):
             role, choice = self.problem.role(name), candidate.choices[name]
@@ -122,7 +126,7 @@ class Estimate:
             regions.append({at for at, _ in places[name]})
         in_turns = len(regions[0] & regions[1]) / max(1, len(regions[0] | regions[1]))
         switch = sum(self._switch_ms(n, candidate.choices[n].stays) for n in (cycle.front, cycle.back))
-        over = max(passage * cycle.round_trips, max(ends) * (1 - in_turns) + sum(ends) * in_turns)
+        over = max(passage * cycle.round_trips * waves, max(ends) * (1 - in_turns) + sum(ends) * in_turns)
         if in_turns:
             over += cycle.round_trips * switch
         elif stages > 1:

@@ -35,12 +35,12 @@ from rlinf_api.plan import (
 )
 from rlinf_api.slots import Slot, compress
 from rlinf_scheduler.planner import allowed, collocated, memory
+from rlinf_scheduler.planner.candidate import MAX_STAGES
 from rlinf_scheduler.planner.collocated import FirstLayout
 from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, Objection, Reason
 
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
-MAX_STAGES: Final = 64
 DEFAULT_SLICES: Final = 2  # flow ppo's
 
 

@@ -63,6 +63,8 @@ class InRounds:
     """All ranks take a round together; it lasts as long as the slowest rank's part, and sync_ms * (r - 1) / r."""
 
     sync_ms: Cost = ZERO
+    at_once: bool = False
+    """The step's units are trained on when the last of them is there, whatever the micro-batch."""
     ranks: tuple[int, ...] = ()
     """World sizes that are allowed. Empty: any."""
 
@@ -165,12 +167,16 @@ class WeightsEdge:
 
 @dataclass(frozen=True, slots=True)
 class CycleEdge:
-    """A step's units travel `round_trips` times through front and back, in sub-batches."""
+    """A step's units travel `round_trips` times through front and back: front asks, back answers. Where back feeds the
+    next role, front works before it asks; where front does, it asks at once and works on each answer."""
 
     front: str
     back: str
     round_trips: int
     hop_ms: Cost = ZERO
+    is_single: bool = False
+    """Each unit travels by itself, and `stages` of a front worker's are under way at once. Otherwise its share of a
+    step travels in so many sub-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +295,15 @@ class PlanProblem:
         return tuple(r.name for r in self.roles if not self.inputs(r.name) and r.name != back)
 
     @cached_property
+    def asker_feeds(self) -> bool:
+        """Whether what has gone through the cycle leaves it at the front."""
+        return self.cycle is not None and bool(self.outputs(self.cycle.front))
+
+    @cached_property
     def terminal(self) -> tuple[str, ...]:
-        """Roles that end a step: who feeds nobody."""
-        front = self.cycle.front if self.cycle else ""
-        return tuple(r.name for r in self.roles if not self.outputs(r.name) and r.name != front)
+        """Roles that end a step: who feeds nobody. Of a cycle's roles that one does not where units turn back."""
+        turns = (self.cycle.back if self.asker_feeds else self.cycle.front) if self.cycle else ""
+        return tuple(r.name for r in self.roles if not self.outputs(r.name) and r.name != turns)
 
 
 def resampled(sizes: Sequence[float], *, items: int, steps: int, name: str) -> tuple[tuple[float, ...], ...]:

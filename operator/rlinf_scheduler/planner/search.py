@@ -28,7 +28,7 @@ from rlinf_api.job import PlacementMode
 from rlinf_scheduler.planner import candidate as candidates
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.bounds import Bounds
-from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region, TooMuch
+from rlinf_scheduler.planner.candidate import MAX_STAGES, Candidate, Choice, PlannedTurn, Region, TooMuch
 from rlinf_scheduler.planner.estimate import Estimate, pipeline
 from rlinf_scheduler.planner.infeasible import Infeasible, Objection
 from rlinf_scheduler.planner.problem import InLanes, InRounds, PlanProblem, RoleCosts
@@ -757,8 +757,8 @@ class _Search:
                 if other != choice and self._fits(at.regions, changed):
                     yield replace(at, choices=changed)
         if self.problem.cycle is not None:
-            share = -(-self.problem.items // max(1, at.workers(self.problem.cycle.front)))
-            for stages in sorted({1, 2, 4} & set(range(1, share + 1))):
+            most = _most_stages(self.problem, at)
+            for stages in sorted({1, 2, 4, most if self.problem.cycle.is_single else 1} & set(range(1, most + 1))):
                 if stages != at.stages:
                     yield replace(at, stages=stages)
 
@@ -957,11 +957,18 @@ def _share(problem: PlanProblem, draft: Candidate, role: RoleCosts) -> int:
     return -(-problem.items // max(1, draft.workers(role.name)))
 
 
+def _most_stages(problem: PlanProblem, draft: Candidate) -> int:
+    """A front worker's share of a step, or of all that are open, where each unit travels by itself."""
+    assert problem.cycle is not None
+    share = _share(problem, draft, problem.role(problem.cycle.front))
+    return min(MAX_STAGES, share * (problem.staleness + 1) if problem.cycle.is_single else share)
+
+
 def _choice(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, option: int, stays: bool) -> Choice:
     """The largest micro-batch: fewest per-batch costs and changes of turn."""
     cycle = problem.cycle
     if cycle is not None and role.name in (cycle.front, cycle.back):
-        # A front gathers its share to sub-batches.
+        # A front takes its share of the step at once, and says itself what travels together.
         return Choice(micro_batch=1, depth=max(2, problem.items), option=option, stays=stays)
     if isinstance(role.service, InLanes):
         return Choice(micro_batch=1, depth=max(2, role.service.lanes // 4), option=option, stays=stays)
@@ -975,13 +982,18 @@ def _streamed(problem: PlanProblem, candidate: Candidate) -> Candidate:
         if sizes := _ladder(problem, candidate, role):
             quarter = -(-_share(problem, candidate, role) // 4)
             choices[role.name] = replace(choices[role.name], micro_batch=min(sizes, key=lambda n: abs(n - quarter)))
-    return replace(candidate, choices=choices, stages=2 if problem.cycle else 1)
+    stages = 2 if problem.cycle else 1
+    if problem.cycle and problem.cycle.is_single:
+        stages = _most_stages(problem, candidate)
+    return replace(candidate, choices=choices, stages=stages)
 
 
 def _ladder(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, every: bool = False) -> list[int]:
-    cycle = problem.cycle
-    if isinstance(role.service, InLanes) or (cycle and role.name in (cycle.front, cycle.back)):
+    cycle, service = problem.cycle, role.service
+    if isinstance(service, InLanes) or (cycle and role.name in (cycle.front, cycle.back)):
         return []
+    if isinstance(service, InRounds) and service.at_once:
+        return []  # its share, as any other size is as good
     share = _share(problem, draft, role)
     wanted = {share, -(-share // 2), -(-share // 4), -(-share // 8)}
     if every and share <= SMALL_SHARE:

@@ -70,6 +70,7 @@ class _Role:
         self.lanes = spec.service.lanes if isinstance(spec.service, InLanes) else 0
         self.size = size  # of unit i: that of i modulo its length; empty: all are 1
         self.is_gang = spec.is_gang
+        self.at_once = isinstance(spec.service, InRounds) and spec.service.at_once
         self.workers: list[_Worker] = []
         self.outputs: list[_Role] = []
         self.inputs = 0
@@ -89,8 +90,8 @@ class _Worker:
     """One worker, or a gang, which acts as one. Of classes: one that stands for as many."""
 
     __slots__ = (
-        "asks", "begun", "busy", "factor", "first", "free", "in_hand", "inbox", "newest", "number", "ranks", "region",
-        "role", "since", "slots", "step_ended", "taken", "turn", "working",
+        "asked", "asks", "begun", "busy", "factor", "first", "free", "in_hand", "inbox", "newest", "number", "ranks",
+        "region", "role", "since", "slots", "step_ended", "taken", "to_ask", "turn", "working",
     )  # fmt: skip
 
     def __init__(self, role: _Role, turn: _Turn, region: _Region, *, factor: float, slots: float) -> None:
@@ -105,6 +106,7 @@ class _Worker:
         self.free = role.lanes
         self.begun = -1  # the step whose per-batch time an engine has spent
         self.asks: list[_Worker] = []  # of a cycle's front: who answers
+        self.asked, self.to_ask = 0, deque[Any]()  # of one that asks for unit by unit: under way; wait for a stage
         # of the turn that is:
         self.taken, self.first, self.newest, self.step_ended = 0, -1, -1, False
 
@@ -216,7 +218,7 @@ class _Run:
         for region in candidate.regions:
             self._lay_out(region)
         self.stages = candidate.stages
-        self.cycle = problem.cycle
+        self.cycle, self.asker_feeds = problem.cycle, problem.asker_feeds
         if self.cycle is not None:
             self._pair(self.cycle)
         weights = problem.weights
@@ -482,6 +484,8 @@ class _Run:
 
     def _round(self, worker: _Worker) -> int:
         role = worker.role
+        if role.at_once:
+            return self.items
         return min(role.micro_batch * len(worker.ranks), self.items - role.rounds_taken)
 
     def _is_due(self, worker: _Worker) -> bool:
@@ -634,17 +638,24 @@ class _Run:
 
     # --- the cycle ----------------------------------------------------------------------------------------------------
     def _deal(self, front: _Role, step: int) -> None:
-        """Tickets are pinned: every front worker's share, in as many sub-batches as there are stages."""
+        """Tickets are pinned: every front worker's share, in as many sub-batches as there are stages, or by unit."""
         units, count = range(step * self.items, (step + 1) * self.items), len(front.workers)
+        assert self.cycle is not None
         for number, worker in enumerate(front.workers):
             share = units[number::count]
-            stages = min(len(share), self.stages)
+            stages = len(share) if self.cycle.is_single else min(len(share), self.stages)
             worker.inbox.extend((step, share[at::stages], 0) for at in range(stages))
             self._kick(worker)
 
     def _start_passage(self, worker: _Worker) -> None:
         role = worker.role
         passage = worker.inbox.popleft()
+        while self.asker_feeds and role.is_front and not passage[2]:  # its first question takes no work
+            self._note(worker, passage[0], 1)
+            self._ask(worker, passage)
+            if not worker.inbox:
+                return
+            passage = worker.inbox.popleft()
         step, units, _ = passage
         self._busy(worker)
         self._note(worker, step, 1)
@@ -654,21 +665,39 @@ class _Run:
         self._at(at, self._passage_over, worker, passage, (self.piece, role.index, "compute", self.now, at))
 
     def _passage_over(self, worker: _Worker, passage: tuple[Any, ...]) -> None:
-        step, units, came_from = passage
+        _, units, came_from = passage
         self._free(worker)
         cycle = self.cycle
         assert cycle is not None
-        role, hop = worker.role, cycle.hop_ms.value
+        role = worker.role
         if role.is_front:
-            _, trips = came_from or (None, 0)
-            answerer = min(worker.asks, key=lambda w: (w.in_hand + len(w.inbox) + w.busy, w.number))
-            ready = self.weights_at[step] if answerer.role is self.receiver else 0.0
-            self._send(answerer, (step, units, (worker, trips + 1)), at=max(self.now + hop, ready))
-        elif came_from[1] < cycle.round_trips:
-            self._send(came_from[0], passage, at=self.now + hop)
+            worker.asked -= bool(came_from)
+            if self.asker_feeds and came_from[1] == cycle.round_trips:
+                self._emit(role, units)
+                self._go_on_asking(worker)
+            else:
+                self._ask(worker, passage)
+        elif self.asker_feeds or came_from[1] < cycle.round_trips:
+            self._send(came_from[0], passage, at=self.now + cycle.hop_ms.value)
         else:
             self._emit(role, units)
         self._kick(worker)
+
+    def _ask(self, worker: _Worker, passage: tuple[Any, ...]) -> None:
+        worker.to_ask.append(passage)
+        self._go_on_asking(worker)
+
+    def _go_on_asking(self, worker: _Worker) -> None:
+        """Units that travel by themselves take turns question by question, as many at once as there are stages."""
+        cycle = self.cycle
+        assert cycle is not None
+        while worker.to_ask and (worker.asked < self.stages or not cycle.is_single):
+            step, units, came_from = worker.to_ask.popleft()
+            worker.asked += 1
+            _, trips = came_from or (None, 0)
+            answerer = min(worker.asks, key=lambda w: (w.in_hand + len(w.inbox) + w.busy, w.number))
+            ready = self.weights_at[step] if answerer.role is self.receiver else 0.0
+            self._send(answerer, (step, units, (worker, trips + 1)), at=max(self.now + cycle.hop_ms.value, ready))
 
     def _send(self, to: _Worker, passage: tuple[Any, ...], *, at: float) -> None:
         to.in_hand += 1

@@ -54,6 +54,8 @@ HAND_OVER_MS: Final = 2.0
 """From one role's unit to the next role's hands: docs/bench has 1 to 3 on machines with other work."""
 HOP_MS: Final = 1.0
 """A question's way, or an answer's, straight between two workers."""
+SATURATED: Final = 0.8
+"""Of a trip's time, that an end of a cycle may be at work before what is left of the trip is taken for a queue."""
 TURN_MS: Final = 2.0
 """docs/turns.md: a change of turn in one pod, without loads."""
 UNEVEN: Final = 0.30
@@ -159,6 +161,7 @@ def fit(
             speeds=speeds,
             trains=name == trains,
             bytes=graph.weights_bytes,
+            at_once=name == trains and _trains_at_once(job, specs[name], newest, plan=plan, graph=graph),
         )
         for name in specs
     }
@@ -176,7 +179,7 @@ def fit(
         ),
         items=graph.items,
         weights=_weights(graph, by_role),
-        cycle=_cycle(graph, by_role, newest),
+        cycle=_cycle(graph, works, newest, specs, plan),
         staleness=job.flow.max_staleness,
         hand_over_ms=Cost(HAND_OVER_MS),
         turn_ms=Cost(TURN_MS),
@@ -210,6 +213,7 @@ class _Graph:
     queues: tuple[tuple[str, str, str], ...]  # channel, producer, consumer
     tickets: Mapping[str, str]  # role -> channel from the driver
     weights: tuple[str, str] | None
+    weights_channel: str
     weights_bytes: float
     cycle: tuple[str, str, str] | None  # channel, who asks, who answers
     items: int
@@ -246,18 +250,16 @@ class _Graph:
             back = next((c.consumer for c in asked if c.producer == front), "")
             if not back or len({c.name for c in asked}) > 1:
                 return Unfit((f"{len(asked)} cycles: one is planned, between two roles",))
-            if feeds := sorted(c.consumer for c in between if c.producer == front):
+            if {front, back} <= feeders:
                 return Unfit(
-                    (
-                        f"role {front!r} asks {back!r} and feeds {feeds[0]!r} itself: a cycle is planned whose "
-                        "answerer feeds the next role",
-                    )
+                    (f"roles {front!r} and {back!r} ask and answer in a cycle and both feed others: one of them may",)
                 )
             cycle = asked[0].name, front, back
         return cls(
             queues=tuple((c.name, c.producer, c.consumer) for c in between),
             tickets=tickets,
             weights=(weights.producer, weights.consumer) if weights else None,
+            weights_channel=weights.name if weights else "",
             weights_bytes=weights.bytes.value / max(1.0, weights.units.value) if weights else 0.0,
             cycle=cycle,
             items=items,
@@ -283,6 +285,7 @@ class _Work:
     sizes: tuple[float, ...]
     lanes: int  # 0: one batch after the other
     gang: bool
+    at_once: bool  # of a gang: it trains when all units of the step are there
     sync: Cost
     load: Cost
     offload: Cost
@@ -300,6 +303,7 @@ class _Work:
         speeds: Mapping[str, float],
         trains: bool,
         bytes: float,
+        at_once: bool,
     ) -> _Work:
         """`found`: of each profile, the role's workers by pool; `seen`: all of them, those included in which it warmed
         up. `bytes`: of the weights, 0 where nobody gets any."""
@@ -324,11 +328,13 @@ class _Work:
             sizes=_sizes(variation),
             lanes=lanes,
             gang=gang,
+            at_once=gang and at_once,
             sync=sync,
             load=load,
             offload=offload,
             memory=memory,
             may_be_probed=not lanes
+            and not at_once
             and not line.is_fitted
             and max((b.units for b in _batches(found[-1])), default=0) >= 2,
             assumed=tuple(said),
@@ -485,10 +491,12 @@ def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]
 
 # --- the problem ------------------------------------------------------------------------------------------------------
 def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCosts:
-    bounds, by = as_range(role.workers), FITTED if work.line.is_fitted else MEASURED
+    bounds, most, by = as_range(role.workers), MAX_SLOTS, FITTED if work.line.is_fitted else MEASURED
+    if graph.cycle and role.name == graph.cycle[1]:
+        most = max(1, graph.items)  # of more, some would have nothing to ask for
     service: Service = InBatches()
     if work.gang:
-        service = InRounds(sync_ms=work.sync, ranks=declared.world_sizes(role))
+        service = InRounds(sync_ms=work.sync, at_once=work.at_once, ranks=declared.world_sizes(role))
     elif work.lanes:
         service = InLanes(lanes=work.lanes)
     memory = work.memory
@@ -517,7 +525,7 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
         slots_per_worker=role.slots_per_worker,
         scaling=0.0,  # its time is that of a worker with the slots that it has
         fewest=max(1, bounds.min),
-        most=bounds.max,
+        most=max(bounds.min, min(bounds.max, most)),
         tickets=graph.tickets.get(role.name, "tickets"),
     )
 
@@ -543,11 +551,72 @@ def _weights(graph: _Graph, by_role: Mapping[str, Sequence[Sequence[RoleProfile]
     return WeightsEdge(producer, consumer, publish or ZERO)
 
 
-def _cycle(graph: _Graph, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]], newest: Profile) -> CycleEdge | None:
+def _cycle(
+    graph: _Graph, works: Mapping[str, _Work], newest: Profile, specs: Mapping[str, RoleSpec], plan: RLPlanSpec | None
+) -> CycleEdge | None:
     """How often a unit goes round: by the units that all passages through the front were of."""
     if graph.cycle is None:
         return None
     _, front, back = graph.cycle
-    passages = math.fsum(b.units * b.seconds.count for b in _batches(by_role[front][-1]))
-    trips = max(1, round(passages / newest.steps / graph.items))
-    return CycleEdge(front, back, trips, Cost(HOP_MS))
+    parts = [part for part in newest.roles if part.name == front]
+    seen = _batches(parts)
+    trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / graph.items))
+    cycle = CycleEdge(front, back, trips, Cost(HOP_MS))
+    if declared.gathers(specs[front]) or any(b.units > 1 for b in seen):
+        return cycle
+    share = math.ceil(graph.items / sum(part.workers for part in parts))
+    stages = min(share, _stages(plan, newest, graph.cycle) or share)
+    hop = _hop(graph, works, newest, trips=trips, stages=stages, waves=share / stages)
+    return replace(cycle, is_single=True, hop_ms=hop or cycle.hop_ms)
+
+
+def _stages(plan: RLPlanSpec | None, newest: Profile, cycle: tuple[str, str, str]) -> int:
+    """0: the plan did not say, and all of a worker's units are under way, or it is not known."""
+    if plan is None or plan.revision != newest.revision:
+        return 0
+    return next((c.stages for c in plan.cycles if set(c.roles) == set(cycle[1:])), 0)
+
+
+def _hop(
+    graph: _Graph, works: Mapping[str, _Work], newest: Profile, *, trips: int, stages: int, waves: float
+) -> Cost | None:
+    """By how long a unit's trips took, from its ticket to where it left the front, without the work at both ends. None:
+    one end was at work all the time, and what was left is a queue, or it is another role that feeds the next one."""
+    _, front, back = graph.cycle or ("", "", "")
+    outputs = {name for name, producer, _ in graph.queues if producer == front}
+    released = [
+        (r.seconds[len(r.seconds) // 2], r.count)
+        for part in newest.roles
+        if part.name == front
+        for r in part.releases
+        if r.channel in outputs
+    ]
+    count = sum(n for _, n in released)
+    if not count:
+        return None
+    weights = [
+        end.wait_seconds.value
+        for part in newest.roles
+        if part.name == back
+        for end in part.ends
+        if end.side == "consumer" and end.channel == graph.weights_channel
+    ]
+    seconds = math.fsum(s * n for s, n in released) / count - max(weights, default=0.0)
+    trip = seconds / trips / waves
+    ends = [works[name].line.seconds(1.0) for name in (front, back)]
+    if stages * max(ends) > SATURATED * trip:
+        return None
+    return Cost(max(0.0, 1e3 * (trip - sum(ends)) / 2), by=MEASURED)
+
+
+def _trains_at_once(job: RLJobSpec, role: RoleSpec, newest: Profile, *, plan: RLPlanSpec | None, graph: _Graph) -> bool:
+    """Whether a step is one piece of work for a rank, where its plan would have it be several rounds."""
+    if declared.trains_at_once(role, flow=job.flow.name):
+        return True
+    if role.kind == declared.KIND or plan is None or plan.revision != newest.revision:
+        return False
+    ranks = sum(part.workers for part in newest.roles if part.name == role.name)
+    channel = graph.takes_from.get(role.name, "")
+    size = next((c.micro_batch for c in plan.channels if c.name == channel), 1)
+    spans = math.fsum(b.seconds.count for part in newest.roles if part.name == role.name for b in _batches([part]))
+    return 2 * size * ranks <= graph.items and spans <= newest.steps * ranks

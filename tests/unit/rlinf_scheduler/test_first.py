@@ -7,7 +7,6 @@ from rlinf_api.profile import key_of
 from rlinf_api.store import NotFound
 from rlinf_scheduler.jobs import MAX_GIVEN
 from rlinf_scheduler.replan.first import by_profiles
-from rlinf_scheduler.replan.fit import Unfit, fit
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
 from tools import workloads
@@ -124,28 +123,6 @@ async def test_a_planner_that_breaks_on_what_was_measured_costs_no_job_its_first
     _, plan = await asked(planning, store)
     assert plan.predicted is None
     assert "a plan by profiles broke; the job gets one without them" in caplog.text
-
-
-async def test_a_job_whose_asker_feeds_the_trainer_is_not_planned_by_profiles_and_begins():
-    """As in flow ppo: env asks rollout, and env sends the trajectories."""
-    store = MemoryStore()
-    planning, (world, profiles) = Planning(store), measured()
-
-    def as_ppo(profile):
-        channels = [
-            c.model_copy(update={"producer": "env"}) if (c.mode, c.producer) == ("Queue", "rollout") else c
-            for c in profile.channels
-        ]
-        return profile.model_copy(update={"channels": channels})
-
-    found = fit(world.job, [as_ppo(p) for p in profiles], plan=None)
-    assert isinstance(found, Unfit)
-    assert str(found) == (
-        "role 'env' asks 'rollout' and feeds 'train' itself: a cycle is planned whose answerer feeds the next role"
-    )
-    reporting(planning, [as_ppo(p) for p in profiles])
-    _, plan = await asked(planning, store)
-    assert plan.predicted is None
 
 
 async def test_what_another_namespace_has_measured_stays_there():

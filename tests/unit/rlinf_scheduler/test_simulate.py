@@ -163,6 +163,43 @@ def test_stages_of_a_cycle_keep_both_ends_at_work(stages, expected):
     assert period(problem, candidate(*regions, stages=stages, d=whole(1))) == expected
 
 
+@pytest.mark.parametrize(
+    ("is_single", "stages", "expected"),
+    [(False, 1, 60 + 4), (False, 2, 40 + 4), (True, 1, 8 * 9 + 4), (True, 4, 37 + 4)],
+)
+def test_an_asker_that_feeds_the_next_role_asks_at_once_and_works_on_each_answer(is_single, stages, expected):
+    """2 trips of 4 units with 1 ms a hop; the front takes 4 ms of a unit, the back 3, and nothing to ask first. In one
+    sub-batch: 2 x (1 + 12 + 1 + 16). In two: questions reach the back at 1, answers the front at 8 and 14, and it has
+    4 passages of 8 in a row. One unit at a time: 8 trips of 1 + 3 + 1 + 4. All four at once: the front begins at 5
+    and has 8 x 4 in a row. d trains when all are there."""
+    problem = job(
+        role("env", 4), role("roll", 3), role("d", 1, service=InRounds(at_once=True)), items=4,
+        edges=(QueueEdge("env", "d"),), cycle=CycleEdge("env", "roll", 2, ms(1), is_single=is_single),
+    )  # fmt: skip
+    assert problem.terminal == ("d",)
+    regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
+    assert period(problem, candidate(*regions, stages=stages, d=whole(1))) == expected
+
+
+def test_units_that_travel_by_themselves_take_turns_question_by_question():
+    """Two of three at once: the third has its first question when one of the others has its first answer, so that the
+    last unit is through with the last trip of all; by unit it would leave two ends idle: 1 + 3 x 2 trips of 2 ms."""
+    problem = job(
+        role("env", 2), role("roll", 2), role("d", 0, service=InRounds(at_once=True)), items=3,
+        edges=(QueueEdge("env", "d"),), cycle=CycleEdge("env", "roll", 2, is_single=True),
+    )  # fmt: skip
+    regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
+    assert period(problem, candidate(*regions, stages=2)) == 2 + 6 * 2
+    assert period(problem, candidate(*regions, stages=1)) == 6 * 4
+
+
+def test_a_gang_that_trains_at_once_has_no_use_for_small_rounds():
+    """Units come at 2, 4, 6, 8; each takes 3: behind the last one 4 x 3, or from the first one on."""
+    for at_once, expected in ((True, 8 + 12), (False, 2 + 12)):
+        problem = job(role("a", 2), role("d", 3, service=InRounds(at_once=at_once)), items=4)
+        assert period(problem, candidate(alone("a", 1), alone("d", 1))) == expected
+
+
 def test_a_cycles_ends_are_paired_by_rank_and_tickets_are_dealt_evenly():
     """3 fronts on 2 backs: back 0 answers fronts 0 and 2, which have 2 and 1 of 5 units."""
     roles = (role("env", 0), role("roll", 10), role("d", 0))
@@ -260,6 +297,8 @@ def test_no_bound_of_steps_that_overlap_is_above_what_the_simulator_says():
     """Of 3 slots' plans drawn at will, with staleness; lanes and per-batch times had made it lie by up to 65%."""
     for seed in range(120):
         problem, rng = problems.tiny(seed), random.Random(seed)
+        if seed % 2:
+            problem = problems.like_ppo(problem, is_single=seed % 4 == 1)
         for _ in range(3 if problem.staleness else 0):
             drawn = table.draw(problem, rng)
             assert drawn is not None
