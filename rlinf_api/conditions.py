@@ -82,6 +82,7 @@ class Reason(StrEnum):
     PROFILING = "Profiling"
     PROFILED = "Profiled"
     PROFILING_OFF = "ProfilingOff"
+    UNFIT = "Unfit"
     # Degraded
     HEALTHY = "Healthy"
     WORKER_RESTARTING = "WorkerRestarting"

@@ -30,6 +30,7 @@ ANNOTATION_INPUTS: Final = (
 )
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
 ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"  # on an RLPlan: who lets it come into force (apply: OnApproval)
+ANNOTATION_STAYS: Final = f"{GROUP}/stays"  # on an RLPlan, by the scheduler: "CODE: why no other replaces it"
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
 ANNOTATION_CERT_ISSUER: Final = f"{GROUP}/certificate-issuer"  # fingerprint of the CA that signed a job's certificates
 

@@ -116,6 +116,8 @@ def _explained(plan: Manifest) -> Iterator[str]:
     if measured := (plan.get("status") or {}).get("measured"):
         ratio = f", {measured['ratioToPrediction']:.2f} of it" if measured.get("ratioToPrediction") else ""
         yield f"took {measured['periodSeconds']:.4g} s a step over {measured['steps']} steps{ratio}"
+    if stays := (plan["metadata"].get("annotations") or {}).get(names.ANNOTATION_STAYS):
+        yield f"stays, {stays}"
     for other in of.get("alternatives") or ():
         yield f"instead, {other['periodSeconds']:.4g} s: {other['summary']} ({other['lostBecause']})"
 

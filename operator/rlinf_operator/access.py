@@ -96,9 +96,9 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
 
 SCHEDULER: Final[tuple[AccessRule, ...]] = (
     AccessRule(
-        group=names.GROUP, resource="rlplans", verbs=("create", "get", "list"),
+        group=names.GROUP, resource="rlplans", verbs=("create", "get", "list", "patch"),
         why="it writes plans; get: whether the plan that has the name is the same one; list: which failed or were "
-        "taken back",
+        "taken back; patch: why a plan stays, as an annotation, as the spec cannot change",
     ),
     AccessRule(
         group=names.GROUP, resource="rljobs", verbs=("get",),

@@ -38,6 +38,9 @@ MAX_GIVEN: Final = 10  # profiles from files: a run gives one
 UNREAD: Final = "Unread"
 """What a decision is called that could not be made: the store did not answer, or the job is gone."""
 BROKE: Final = "Broke"
+TOLD: Final = frozenset({"Unfit", "Best", "NotWorthIt", "NoneLeft"})
+"""Codes that a person reads at the plan that stays: the others pass by themselves, or stand in the job's spec."""
+MAX_WHY: Final = 500  # characters: some sentences
 
 
 class PlanStore(Protocol):
@@ -53,6 +56,8 @@ class PlanStore(Protocol):
 
     async def list(self, kind: str, *, namespace: str, label_selector: str) -> Listing: ...
 
+    async def patch(self, kind: str, name: str, *, patch: Manifest, namespace: str = "default") -> Manifest: ...
+
 
 @dataclass(slots=True)
 class _Heard:
@@ -67,6 +72,8 @@ class _Heard:
     again_at: float = 0.0
     """When all candidates are looked at again, as there may be nodes for more pods."""
     said: Stay | None = None
+    told: tuple[int, str] = (0, "")
+    """Of which plan's revision, and what, stands at it."""
 
 
 class Jobs:
@@ -171,6 +178,7 @@ class Jobs:
             if known.said is None or known.said.code != decision.code:
                 logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
             known.said = decision
+            await self._tell(known, ref.name, decision)
             return decision.code
         known.said = None
         known.generation, known.again_at = generation, 0.0
@@ -183,6 +191,21 @@ class Jobs:
         said = {"job": where, "revision": plan.revision, "code": str(plan.reason.code), "why": plan.reason.message}
         logger.info("plan written", extra=said)
         return str(plan.reason.code)
+
+    async def _tell(self, known: _Heard, job_name: str, stay: Stay) -> None:
+        """At the plan that stays, where the operator and `rljob plan explain` read it: once for each search, and for
+        each plan that cannot be improved on. Where it cannot be written it is tried again at the next decision."""
+        revision = known.reports[-1].revision
+        if stay.code not in TOLD or (not stay.considered and known.told == (revision, stay.code)):
+            return
+        patch = {"metadata": {"annotations": {names.ANNOTATION_STAYS: f"{stay.code}: {stay.why}"[:MAX_WHY]}}}
+        name = names.plan_name(job_name, revision)
+        try:
+            await self._store.patch("RLPlan", name, patch=patch, namespace=known.namespace)
+        except RLinfError as error:
+            logger.warning("why the plan stays cannot be written", extra={"plan": name, "error": str(error)})
+            return
+        known.told = (revision, stay.code)
 
 
 def case_of(

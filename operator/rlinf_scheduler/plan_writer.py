@@ -18,6 +18,7 @@ from rlinf_api.store import AlreadyExists, Listing, NotFound
 
 Manifest = dict[str, Any]
 PLURALS: Final = {"RLJob": "rljobs", "RLPlan": "rlplans"}
+MERGE_PATCH: Final = "application/merge-patch+json"
 MAX_PLANS: Final = 500
 """Of one job, that are read at once: the operator keeps 16 of the scheduler's, people seldom write a dozen."""
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -64,6 +65,12 @@ class ApiPlanWriter:
         )
         found = await self._done(call, f"list of {kind}s in {namespace}")
         return Listing(items=found["items"], resource_version=found["metadata"]["resourceVersion"])
+
+    async def patch(self, kind: str, name: str, *, patch: Manifest, namespace: str = "default") -> Manifest:
+        call = self._plans.patch_namespaced_custom_object(
+            names.GROUP, names.VERSION, namespace, PLURALS[kind], name, patch, _content_type=MERGE_PATCH
+        )
+        return await self._done(call, f"patch of {kind} {namespace}/{name}")
 
     async def _done(self, call: Any, what: str) -> Manifest:
         try:

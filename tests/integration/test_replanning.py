@@ -33,3 +33,45 @@ def test_a_job_side_by_side_takes_turns_once_it_is_measured(tmp_path):
     assert begun["reason"]["code"] == "Initial"
     assert "of job drawn-14, uid" in begun["reason"]["message"]
     assert begun["leaseSets"], f"it begins where the other had come: {begun['reason']['message']}"
+
+
+@pytest.mark.timeout(120)
+def test_simulators_that_make_a_policy_wait_get_its_slots(tmp_path):
+    """Three slices on two simulators: one of them steps two, and a second policy answers nothing sooner. Simulators
+    sleep, so that this machine's cores are not what decides."""
+    config = {
+        "env": "tests.fakes.sleeping_env:Sleeps-v0", "numEnvs": 3, "slices": 3, "horizon": 16, "epochs": 1,
+        "minibatches": 1,
+    }  # fmt: skip
+    any_number = {"min": 1, "max": 3}
+    job = {
+        "apiVersion": "rlinf.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "sleepy"},
+        "spec": {
+            "seed": 1,
+            "flow": {"name": "ppo", "steps": 2000, "config": config},
+            "roles": [
+                {"name": "env", "kind": "gymnasium", "workers": any_number},
+                {"name": "rollout", "kind": "torch", "workers": any_number},
+                {"name": "actor", "kind": "fsdp"},
+            ],
+            "pools": [
+                {
+                    "name": "cpu",
+                    "roles": ["rollout", "env", "actor"],
+                    "pods": 1,
+                    "slots": {"perPod": 5, "cpu": "200m", "memory": "1Gi"},
+                }
+            ],
+        },
+    }
+    with Run(tmp_path, file=file_of(tmp_path, job), small=False) as run:
+        objects = run.work_dir / "objects"
+        events = run.work_dir / "events.jsonl"
+        run.until(lambda: events.exists() and '"plan-switched"' in events.read_text(), what="another plan")
+        plans = [yaml.safe_load((objects / f"rlplan-default-sleepy-p{n}.yaml").read_text())["spec"] for n in (1, 2)]
+        run.until_step(int(run.lines("lineage")[-1]["step"]) + 3)
+    workers = [{entry["role"]: entry["count"] for entry in plan["workers"]} for plan in plans]
+    assert workers == [{"env": 2, "rollout": 2, "actor": 1}, {"env": 3, "rollout": 1, "actor": 1}]
+    assert plans[1]["reason"]["code"] == "Profiled"

@@ -36,8 +36,8 @@
 - {apiGroups: [""], resources: [secrets], resourceNames: [rlinf-scheduler-tls], verbs: [patch]}
 {{- end -}}
 {{- define "rlinf.rules.scheduler.jobs" -}}
-# it writes plans; get: whether the plan that has the name is the same one; list: which failed or were taken back
-- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [create, get, list]}
+# it writes plans; get: whether the plan that has the name is the same one; list: which failed or were taken back; patch: why a plan stays, as an annotation, as the spec cannot change
+- {apiGroups: [rlinf.io], resources: [rlplans], verbs: [create, get, list, patch]}
 # what a job wants, when its driver has reported how its steps go
 - {apiGroups: [rlinf.io], resources: [rljobs], verbs: [get]}
 # owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on

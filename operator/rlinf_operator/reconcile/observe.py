@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -18,6 +18,8 @@ from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
+
+MAX_STAYS: Final = 500  # characters of an annotation that anybody may write: some sentences
 
 
 async def observe(
@@ -95,6 +97,7 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
         spec = RLPlanSpec.model_validate_json(json.dumps(raw), strict=True)
     except ValidationError as error:
         problem = "; ".join(map(str, sentences.problems(error, RLPlanSpec, value=raw, prefix="spec")))
+    annotations = meta.get("annotations") or {}
     view = PlanView(
         name=meta["name"],
         revision=revision if isinstance(revision, int) else 0,
@@ -103,7 +106,8 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
         spec=spec,
         status=status,
         problem=problem,
-        approved_by=str((meta.get("annotations") or {}).get(names.ANNOTATION_APPROVED_BY, "")),
+        approved_by=str(annotations.get(names.ANNOTATION_APPROVED_BY, "")),
+        stays=str(annotations.get(names.ANNOTATION_STAYS, ""))[:MAX_STAYS],
     )
     return view, left_out
 

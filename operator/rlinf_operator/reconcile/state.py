@@ -26,6 +26,8 @@ class PlanView:
     problem: str = ""
     approved_by: str = ""
     """By its annotation."""
+    stays: str = ""
+    """By its annotation: why the scheduler writes no other, as `Best: revision 3 takes 0.1 s a step, ...`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

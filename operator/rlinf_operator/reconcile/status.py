@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Final
 
 from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason, Status
@@ -39,6 +40,7 @@ _DRIVERS = frozenset({
     (JobCondition.PLAN_APPLIED, Reason.PLAN_NOT_ALLOWED),
     (JobCondition.PROFILED, Reason.PROFILING),
     (JobCondition.PROFILED, Reason.PROFILED),
+    (JobCondition.PROFILED, Reason.UNFIT),
     (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
@@ -46,6 +48,8 @@ _DRIVERS = frozenset({
     (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
+UNFIT: Final = "Unfit"
+"""What the scheduler says of a plan whose profile makes no problem (replan/decide.py)."""
 _SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
 """That a driver says of a job whose steps go on, or should."""
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
@@ -108,7 +112,10 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
     steps = report.plan_steps if report is not None and plan and report.plan_revision == plan.revision else 0
     if plan is None or report is None or not report.plan_revision:
         old = draft.find(JobCondition.PROFILED)
-        if old is not None and old.status == Status.TRUE:  # its driver begins again, and what was measured stands
+        if old is not None and old.reason in (
+            Reason.PROFILED,
+            Reason.UNFIT,
+        ):  # its driver begins again, and what was measured stands
             draft.set(JobCondition.PROFILED, old.status, old.reason, old.message)
         else:
             draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is in force yet")
@@ -116,8 +123,12 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
         message = f"the first {wanted} steps of {plan.name} are measured"
         draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.PROFILING, message)
     else:
-        why = f"{wanted} steps of {plan.name} are measured; the scheduler writes another plan where one pays"
-        draft.set(JobCondition.PROFILED, Status.TRUE, Reason.PROFILED, why)
+        code, _, stays = plan.stays.partition(": ")
+        if code == UNFIT:
+            draft.set(JobCondition.PROFILED, Status.FALSE, Reason.UNFIT, f"the planner cannot improve on it: {stays}")
+            return
+        why = stays or "the scheduler writes another plan where one pays"
+        draft.set(JobCondition.PROFILED, Status.TRUE, Reason.PROFILED, f"steps of {plan.name} are measured; {why}")
 
 
 def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:

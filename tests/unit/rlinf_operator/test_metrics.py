@@ -69,6 +69,9 @@ async def test_an_answer_without_a_plan_is_counted_and_was_there_before_the_firs
         async def list(self, kind, *, namespace, label_selector):
             raise AssertionError("never asked")
 
+        async def patch(self, kind, name, *, patch, namespace="default"):
+            raise AssertionError("never asked")
+
     registry = CollectorRegistry()
     planning = MeasuredPlanning(Refusing(), registry=registry)
 

@@ -19,7 +19,8 @@ def view(spec: dict[str, Any], **meta: Any) -> Any:
 
 
 def test_a_plan_is_read_with_who_approved_it():
-    found = view(SPEC, annotations={names.ANNOTATION_APPROVED_BY: "ann"})
+    found = view(SPEC, annotations={names.ANNOTATION_APPROVED_BY: "ann", names.ANNOTATION_STAYS: "Best: " + 999 * "x"})
+    assert found.stays == "Best: " + 494 * "x"
     assert (found.name, found.uid, found.generation, found.revision) == ("math-p7", "p", 3, 7)
     assert (found.approved_by, found.problem) == ("ann", "")
     assert found.spec.workers[0].role == "env"

@@ -113,6 +113,34 @@ def test_profiled_says_whether_the_plan_in_force_can_be_judged(steps, wanted, co
     assert world.condition("Profiled") == condition
 
 
+@pytest.mark.parametrize(
+    ("stays", "condition", "says"),
+    [
+        ("Best: no gain of 5%", ("True", "Profiled"), "steps of math-p1 are measured; no gain of 5%"),
+        (
+            "Unfit: role 'env' is silent: it has to say",
+            ("False", "Unfit"),
+            "the planner cannot improve on it: role 'env' is silent: it has to say",
+        ),
+        (
+            "",
+            ("True", "Profiled"),
+            "steps of math-p1 are measured; the scheduler writes another plan where one pays",
+        ),
+    ],
+)
+def test_profiled_says_why_the_scheduler_leaves_the_plan_as_it_is(stays, condition, says):
+    world = running()
+    world.plans = [replace(plan, stays=stays) for plan in world.plans]
+    world.report(plan_revision=1, plan_steps=3)
+    world.step()
+    assert world.condition("Profiled") == condition
+    assert world.message("Profiled") == says
+    world.report(plan_revision=0)
+    world.step()
+    assert world.condition("Profiled") == condition, "while the driver begins again"
+
+
 def test_what_was_profiled_stands_while_a_driver_begins_again():
     world = running()
     world.report(plan_revision=1, plan_steps=5)

@@ -28,7 +28,7 @@ def test_where_jobs_are_the_operator_reads_no_secret_and_no_right_is_by_name():
 def test_the_scheduler_makes_plans_where_jobs_are_and_nothing_else():
     found = [(rule.scope, rule.resource, rule.verbs, rule.names) for rule in access.SCHEDULER]
     assert found == [
-        ("jobs", "rlplans", ("create", "get", "list"), ()),
+        ("jobs", "rlplans", ("create", "get", "list", "patch"), ()),
         ("jobs", "rljobs", ("get",), ()),
         ("jobs", "rljobs/finalizers", ("update",), ()),
     ]

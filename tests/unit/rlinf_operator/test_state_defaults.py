@@ -16,7 +16,7 @@ DEFAULTS = {
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
         "unschedulable": "", "pod_reason": "", "pod_message": "",
     },
-    state.PlanView: {"uid": "", "problem": "", "approved_by": ""},
+    state.PlanView: {"uid": "", "problem": "", "approved_by": "", "stays": ""},
     state.ConfigView: {"issuer": ""},
     state.PolicyView: {},
     state.DriverView: {"report": None, "silent_s": 0.0},

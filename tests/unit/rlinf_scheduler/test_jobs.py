@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from rlinf_api import names
-from rlinf_api.errors import ClusterBusy
+from rlinf_api.errors import ClusterBusy, RLinfError
 from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_scheduler import jobs
 from rlinf_scheduler.jobs import Jobs, case_of, plan_manifest
@@ -78,6 +78,64 @@ async def test_a_report_of_a_plan_that_is_being_replaced_changes_nothing():
     said = site.jobs.said(site.uid)
     assert isinstance(said, Stay)
     assert said.why == "revision 2 is on its way"
+
+
+async def test_why_a_plan_stays_stands_at_the_plan_once_for_each_search():
+    site = await Site.made()
+    writes = []
+    really = site.store.patch
+
+    async def patch(kind, name, *, patch, namespace):
+        writes.append((kind, name, patch["metadata"]["annotations"][names.ANNOTATION_STAYS]))
+        return await really(kind, name, patch=patch, namespace=namespace)
+
+    site.store.patch = patch
+    await site.steps(1, 3)
+    await site.steps(4, 6, revision=2)
+    expected = await site.plan(3)
+    assert expected.predicted is not None
+    seconds = expected.predicted.period_seconds
+    await site.steps(7, 14, revision=3, seconds=seconds)
+    assert site.decisions[6:] == 2 * ["Profiling"] + 3 * ["Verifying"] + ["Best"] + 2 * ["Verified"]
+    assert [(kind, name) for kind, name, _ in writes] == [("RLPlan", "drawn-14-p3")]
+    assert writes[0][2].startswith(f"Best: revision 3 takes {seconds:.4g} s a step, the best other would take ")
+    plan = await site.store.get("RLPlan", "drawn-14-p3")
+    assert plan["metadata"]["annotations"][names.ANNOTATION_STAYS] == writes[0][2]
+
+
+async def test_a_plan_that_cannot_be_improved_on_says_so_once_and_again_where_it_could_not_be_written(caplog):
+    site = await Site.made()
+    really, site.world.profile = site.store.patch, silent(site.world.profile)
+
+    async def forbidden(kind, name, *, patch, namespace):
+        raise RLinfError("patch of RLPlan", got="403", next="look at the scheduler's Role")
+
+    site.store.patch = forbidden
+    await site.steps(1, 3)
+    assert site.decisions[-1] == "Unfit"
+    assert "why the plan stays cannot be written" in caplog.text
+    writes = []
+
+    async def patch(kind, name, *, patch, namespace):
+        writes.append(name)
+        return await really(kind, name, patch=patch, namespace=namespace)
+
+    site.store.patch = patch
+    await site.steps(4, 6)
+    assert writes == ["drawn-14-p1"]
+    plan = await site.store.get("RLPlan", "drawn-14-p1")
+    assert plan["metadata"]["annotations"][names.ANNOTATION_STAYS].startswith("Unfit: role 'env' has not said what")
+
+
+def silent(profile):
+    """As of a role that does not say what it worked on."""
+
+    def told(*what, **more):
+        found = profile(*what, **more)
+        roles = [role.model_copy(update={"batches": []}) if role.name == "env" else role for role in found.roles]
+        return found.model_copy(update={"roles": roles})
+
+    return told
 
 
 async def test_a_job_that_is_gone_and_a_store_that_does_not_answer_cost_one_decision():

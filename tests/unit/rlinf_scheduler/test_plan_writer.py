@@ -35,6 +35,9 @@ def api(monkeypatch):
         async def list_namespaced_custom_object(self, *call, **more):
             return self._answered("list", *call, more)
 
+        async def patch_namespaced_custom_object(self, *call, **more):
+            return self._answered("patch", *call, more)
+
         def _answered(self, *call):
             Api.asked.append((self.connection, *call))
             if isinstance(Api.answer, BaseException):
@@ -44,6 +47,16 @@ def api(monkeypatch):
     Api.asked = []
     monkeypatch.setattr(client, "CustomObjectsApi", Api)
     return Api
+
+
+async def test_a_plan_is_annotated_by_what_changes(api):
+    patch = {"metadata": {"annotations": {"rlinf.io/stays": "Best: none pays"}}}
+    await ApiPlanWriter("connection", timeout_s=20).patch("RLPlan", "math-p1", patch=patch, namespace="team")
+    how = {"_content_type": "application/merge-patch+json"}
+    assert api.asked == [("connection", "patch", *WHERE, "math-p1", patch, how)]
+    api.answer = client.ApiException(status=403)
+    with pytest.raises(RLinfError, match=r"^patch of RLPlan team/math-p1: got 403.*look at the scheduler's Role"):
+        await ApiPlanWriter(None, timeout_s=20).patch("RLPlan", "math-p1", patch=patch, namespace="team")
 
 
 async def test_a_job_is_read_and_the_plans_of_a_job_are_listed(api):

@@ -129,6 +129,9 @@ async def test_other_errors_of_the_api_server_are_not_swallowed():
         async def list(self, kind, *, namespace, label_selector):
             raise AssertionError("Must not be called!")
 
+        async def patch(self, kind, name, *, patch, namespace="default"):
+            raise AssertionError("Must not be called!")
+
     _, job = await world()
     with pytest.raises(RLinfError, match="forbidden"):
         await Planning(Broken()).request_plan(job, reason="Initial", highest_revision=0)

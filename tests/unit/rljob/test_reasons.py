@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_api.job import dump
 from rlinf_scheduler.jobs import plan_manifest
@@ -27,6 +28,7 @@ def work_dir(tmp_path_factory):
         found = plan_manifest(plan, namespace="default")
         if plan.revision == 3:
             took = steps_of([p for p in world.profiles if p.revision == 3])
+            found["metadata"]["annotations"] = {names.ANNOTATION_STAYS: "Best: none pays"}
             found["status"] = {
                 "conditions": [{"type": "Applied", "status": "True"}],
                 "measured": {"periodSeconds": took.mean, "steps": took.count, "ratioToPrediction": 1.04},
@@ -49,6 +51,7 @@ def test_a_plan_is_explained_with_its_parts_and_those_that_lost(work_dir):
     assert "\nafter revision 2\n" in text
     assert re.search(r"\npromised 1\.\d+ s a step \(compute \d", text)
     assert re.search(r"\ntook 1\.\d+ s a step over \d+ steps, 1\.04 of it", text)
+    assert "\nstays, Best: none pays\n" in text
     assert re.search(r"\ninstead, \d+\.?\d* s: .* slower: ", text)
     assert reasons.explain(work_dir, "job-p1").startswith("job-p1, because of Initial: ")
     with pytest.raises(UserError, match="this job has no plan 'job-p9': wanted one of job-p1, job-p2, job-p3"):
