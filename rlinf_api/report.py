@@ -131,5 +131,7 @@ class DriverReport:
     """Standard deviation of one."""
     goal: Goal | None = None
     """What it goes by; None: its image is from before a driver could be told another."""
+    scheduler_away: bool = False
+    """It took no answer for the last profile, however often it was sent."""
     rulings: tuple[Ruling, ...] = ()
     sequence: int = 0

@@ -39,7 +39,8 @@ BLOCK: Final = 5
 DEPARTS: Final = 0.10  # of the step's time, up or down, from which on a block does not wait for the interval
 GAP_S: Final = 1.0
 """Between two reports of a job whose steps take milliseconds and jump about."""
-OUTCOMES: Final = ("accepted", "refused", "unanswered", "overtaken", "contradictory")
+ACCEPTED, REFUSED, UNANSWERED = "accepted", "refused", "unanswered"
+OUTCOMES: Final = (ACCEPTED, REFUSED, UNANSWERED, "overtaken", "contradictory")
 """What becomes of a report. The last two were not sent: a newer one took its place, or workers' numbers made none."""
 Pool = tuple[str, str]  # role, pool
 Route = tuple[str, str, str]  # channel, producer, consumer
@@ -352,7 +353,14 @@ class ProfileBook:
         self._told_at = job.clock()
         self.reports: deque[api.Profile] = deque(maxlen=REPORTS_KEPT)
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.scheduler_away = False
+        """It took no answer for the last report, however often that was sent."""
         self.on_report: Callable[[], None] = lambda: None
+
+    def went(self, outcome: str) -> None:
+        """What became of a report: ACCEPTED, REFUSED or UNANSWERED."""
+        self.outcomes[outcome] += 1
+        self.scheduler_away = outcome == UNANSWERED
 
     # --- what is heard ------------------------------------------------------------------------------------------------
     def heard(self, placed: PlacedWorker, account: pb.Account) -> None:

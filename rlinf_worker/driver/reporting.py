@@ -24,7 +24,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import RLinfError
 from rlinf_api.profile import Profile
-from rlinf_worker.driver.profile import ProfileBook
+from rlinf_worker.driver.profile import ACCEPTED, REFUSED, UNANSWERED, ProfileBook
 from rlinf_worker.driver.settings import DriverSettings
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Reporter:
         while True:
             while self._profiles.reports:
                 outcome = await self._report(self._profiles.reports.popleft())
-                self._profiles.outcomes[outcome] += 1
+                self._profiles.went(outcome)
             self._idle.set()
             await self._news.wait()
             self._news.clear()
@@ -97,17 +97,17 @@ class Reporter:
             except grpc.aio.AioRpcError as error:
                 if error.code() in FOR_GOOD:
                     logger.warning("a profile was refused", extra={**said, "error": error.details()})
-                    return "refused"
+                    return REFUSED
                 why = f"{error.code().name}: {error.details()}"
             except RLinfError as error:  # no address yet, or certificates that are being replaced
                 why = str(error)
             else:
                 if answer.accepted:
-                    return "accepted"
+                    return ACCEPTED
                 logger.warning("a profile was refused", extra={**said, "error": answer.message})
-                return "refused"
+                return REFUSED
         logger.warning("no scheduler took a profile; the job goes on", extra={**said, "error": why})
-        return "unanswered"
+        return UNANSWERED
 
     async def _call(self, request: pb.ReportProfileRequest) -> pb.ReportProfileResponse:
         """Over a channel of its own: the next report is for in half a minute, and a scheduler may move until then."""

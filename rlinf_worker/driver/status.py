@@ -43,6 +43,7 @@ def report(driver: Driver) -> DriverReport:
         plan_step_s=measured.value,
         plan_step_spread_s=measured.spread,
         goal=goal_of(job.spec),
+        scheduler_away=driver.profiles.scheduler_away,
         rulings=driver.workforce.rulings,
         sequence=job.sequence,
     )

@@ -41,6 +41,7 @@ _DRIVERS = frozenset({
     (JobCondition.PROFILED, Reason.PROFILING),
     (JobCondition.PROFILED, Reason.PROFILED),
     (JobCondition.PROFILED, Reason.UNFIT),
+    (JobCondition.PROFILED, Reason.SCHEDULER_UNAVAILABLE),
     (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
@@ -48,6 +49,8 @@ _DRIVERS = frozenset({
     (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
+_JUDGED = frozenset({Reason.PROFILED, Reason.UNFIT, Reason.SCHEDULER_UNAVAILABLE})
+"""Of a plan of which enough steps were measured."""
 UNFIT: Final = "Unfit"
 """What the scheduler says of a plan whose profile makes no problem (replan/decide.py)."""
 _SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
@@ -112,10 +115,7 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
     steps = report.plan_steps if report is not None and plan and report.plan_revision == plan.revision else 0
     if plan is None or report is None or not report.plan_revision:
         old = draft.find(JobCondition.PROFILED)
-        if old is not None and old.reason in (
-            Reason.PROFILED,
-            Reason.UNFIT,
-        ):  # its driver begins again, and what was measured stands
+        if old is not None and old.reason in _JUDGED:  # its driver begins again, and what was measured stands
             draft.set(JobCondition.PROFILED, old.status, old.reason, old.message)
         else:
             draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is in force yet")
@@ -123,6 +123,10 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
         message = f"the first {wanted} steps of {plan.name} are measured"
         draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.PROFILING, message)
     else:
+        if report.scheduler_away:
+            why = "the scheduler takes no profile; the job runs on, and keeps its plan until one is taken again"
+            draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.SCHEDULER_UNAVAILABLE, f"{plan.name}: {why}")
+            return
         code, _, stays = plan.stays.partition(": ")
         if code == UNFIT:
             draft.set(JobCondition.PROFILED, Status.FALSE, Reason.UNFIT, f"the planner cannot improve on it: {stays}")

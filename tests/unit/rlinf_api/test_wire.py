@@ -22,7 +22,7 @@ MEMBERS = st.builds(
     MemberReport, worker=WORDS, pod=WORDS, node=WORDS, attempt=NUMBERS, phase=WORDS, restarts=NUMBERS
 )  # fmt: skip
 RULINGS = st.builds(Ruling, action=WORDS, rule=WORDS, failure=FAILURES)
-OF_A_TYPE = {"str": WORDS, "int": NUMBERS, "float": SECONDS}
+OF_A_TYPE = {"bool": st.booleans(), "str": WORDS, "int": NUMBERS, "float": SECONDS}
 
 
 @st.composite

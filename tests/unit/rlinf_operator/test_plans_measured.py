@@ -141,6 +141,21 @@ def test_profiled_says_why_the_scheduler_leaves_the_plan_as_it_is(stays, conditi
     assert world.condition("Profiled") == condition, "while the driver begins again"
 
 
+def test_a_scheduler_that_is_away_is_a_condition_of_the_jobs_that_run_on():
+    world = running()
+    world.plans = [replace(plan, stays="Best: no gain of 5%") for plan in world.plans]
+    world.report(plan_revision=1, plan_steps=3, scheduler_away=True)
+    world.step()
+    assert world.condition("Profiled") == ("Unknown", "SchedulerUnavailable")
+    assert world.message("Profiled") == (
+        "math-p1: the scheduler takes no profile; the job runs on, and keeps its plan until one is taken again"
+    )
+    assert world.condition("Running") == ("True", "Stepping")
+    world.report(plan_revision=1, plan_steps=4)
+    world.step()
+    assert world.condition("Profiled") == ("True", "Profiled")
+
+
 def test_what_was_profiled_stands_while_a_driver_begins_again():
     world = running()
     world.report(plan_revision=1, plan_steps=5)

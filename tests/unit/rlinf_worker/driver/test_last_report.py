@@ -52,6 +52,15 @@ async def test_an_operator_that_hangs_up_as_soon_as_it_has_read_the_end_has_read
     assert seen == ["end"]
 
 
+def test_the_operator_is_told_that_no_scheduler_takes_profiles():
+    driver = make_job().driver(Clock())
+    told = []
+    for outcome in ("accepted", "unanswered", "refused"):
+        driver.profiles.went(outcome)
+        told.append(status.report(driver).scheduler_away)
+    assert told == [False, True, False]
+
+
 def test_a_driver_lingers_for_less_than_an_operator_waits_for_its_exit():
     assert DriverSettings().linger_s + 5 < OperatorSettings().finish_grace_s
 

@@ -145,6 +145,7 @@ async def test_one_that_stays_away_costs_the_report_and_nothing_else(bench, capl
         reported(b.site, steps=2)
         assert await b.told(2) == {"unanswered": 1, "accepted": 1}
         assert len(b.scheduler.asked) == 4
+        assert not b.site.profiles.scheduler_away, "it took the second one"
     assert [r.getMessage() for r in caplog.records if r.name.endswith("reporting")] == [
         "no scheduler took a profile; the job goes on"
     ]
@@ -154,6 +155,7 @@ async def test_an_address_at_which_nobody_is_costs_no_more(bench):
     async with bench(address="127.0.0.1:1") as b:
         reported(b.site)
         assert await b.told() == {"unanswered": 1}
+        assert b.site.profiles.scheduler_away
 
 
 async def test_a_pool_may_not_report(bench):
