@@ -5,6 +5,7 @@ python -m tools.prove two-stages [--count 600]
 python -m tools.prove steady | shift | loop [--count N]
 python -m tools.prove table                           writes the table of predictions; only where a rule has changed
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
+python -m tools.prove cartpole                        real runs of a PPO job in turns and side by side
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tools.prove import against_runtime, exact, loop, table, two_stages
+from tools.prove import against_runtime, cartpole, exact, loop, table, two_stages
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
 LOOPS: Final = {"steady": 20, "shift": 60, "loop": len(loop.ENTRIES)}
@@ -27,7 +28,7 @@ Line = dict[str, Any]
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
-    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, "predict", "table"))
+    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, "predict", "cartpole", "table"))
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.part == "table":
         table.write()
         return 0
+    if args.part == "cartpole":
+        return 0 if cartpole.show() else 1
     if args.part == "predict":
         against_runtime.show(args.names, modes=args.modes, time_scale=args.time_scale)
         return 0
