@@ -133,6 +133,21 @@ def timeline(
 
 
 @app.command()
+def graph(
+    work_dir: Annotated[Path, typer.Argument(help="work dir of a run, which may still go on")],
+    svg: Annotated[Path | None, typer.Option(help="also a picture, into this file")] = None,
+) -> None:
+    """Who fed whom, with how much, and how long each role was at work."""
+    from rljob import graph as command
+
+    with _refused():
+        said = command.text(work_dir)
+        if svg is not None:
+            command.write(work_dir, svg)
+    typer.echo(said)
+
+
+@app.command()
 def export(
     work_dir: Annotated[Path, typer.Argument(help="work dir of a run of flow grpo, which may still go on")],
     step: Annotated[int | None, typer.Option(min=0, help="whose checkpoint. Default: the newest")] = None,
