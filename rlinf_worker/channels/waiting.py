@@ -24,15 +24,18 @@ T = TypeVar("T")
 
 
 class Signal:
-    """Wakes everybody who waits at this moment."""
+    """Wakes everybody who waits at this moment. Whoever has a thread look, and then waits, notes `count` before the
+    look and waits `after` it: what came about meanwhile is not missed."""
 
-    __slots__ = ("_loop", "_waiters", "_waits")
+    __slots__ = ("_loop", "_waiters", "_waits", "count")
 
     def __init__(self, waits: Waits) -> None:
         self._loop, self._waits = asyncio.get_running_loop(), waits
         self._waiters: list[asyncio.Future[None]] = []
+        self.count = 0
 
     def notify(self) -> None:
+        self.count += 1
         if self._waits.watcher is not None:
             self._waits.watcher()
         if self._waiters:
@@ -41,7 +44,9 @@ class Signal:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def wait(self) -> None:
+    async def wait(self, *, after: int | None = None) -> None:
+        if after is not None and self.count != after:
+            return
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
         try:

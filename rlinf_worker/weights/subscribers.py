@@ -288,11 +288,11 @@ class Subscribers:
         while index < len(numbers):
             if holding.dead:
                 return False
-            first = numbers[index]
+            first, looked = numbers[index], self._moved.count
             here = self._here(holding, sub.view, numbers[index : index + WINDOW_PARTS])
             hashes = list(here) if holding.has_hashes(sub.view) else await asyncio.to_thread(list, here)
             if not hashes:
-                await self._moved.wait()
+                await self._moved.wait(after=looked)  # a thread may have looked, and what it looked for come meanwhile
                 continue
             sent: list[int] = []
             buffers: list[memoryview] = []

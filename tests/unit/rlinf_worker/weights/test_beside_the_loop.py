@@ -190,6 +190,38 @@ async def test_checksums_of_a_view_that_is_cut_otherwise_are_made_beside_the_loo
     assert (await rollout.weights.pull(V1))[1]["w"].tolist() == [[1.0] * (MB // 2)] * 4
 
 
+async def test_a_part_that_comes_about_while_a_thread_looks_for_it_is_sent(net, monkeypatch):
+    """Nothing else may come about later: it was the last part, and nobody would look again."""
+    actor, rollout = await pair(net)
+    rollout.weights.select(View(1, {"w": Sharding(shape=(8, MB), mesh=(2,), dims=(1,))}))
+    hash_of, fill = edition.Edition.hash_of, edition.Edition.fill
+    has_looked, is_told = threading.Event(), threading.Event()
+
+    def looked(self, view, index):
+        found = hash_of(self, view, index)
+        has_looked.set()
+        assert is_told.wait(20)
+        return found
+
+    def filled_late(self, *args, **kwargs):
+        assert has_looked.wait(20), "nobody looked for a part before there was one"
+        fill(self, *args, **kwargs)
+
+    finish = edition.Edition.finish
+
+    def told(self):
+        finish(self)
+        asyncio.get_running_loop().call_soon(is_told.set)  # after everybody was told that all is here
+
+    monkeypatch.setattr(edition.Edition, "hash_of", looked)
+    monkeypatch.setattr(edition.Edition, "fill", filled_late)
+    monkeypatch.setattr(edition.Edition, "finish", told)
+    async with asyncio.timeout(15):
+        await actor.weights.publish(V1, {"w": np.ones((8, MB), "f4")})
+        got = (await rollout.weights.pull(V1))[1]["w"]
+    assert (got.shape, got.min(), actor.weights.subscribers.late) == ((8, MB // 2), 1.0, 0)
+
+
 async def test_tensors_of_a_role_are_set_beside_the_loop_and_a_pull_that_is_cancelled_leaves_them_alone(net, stop):
     actor, rollout = await pair(net)
     await actor.weights.publish(V1, weights(1, mb=8))
