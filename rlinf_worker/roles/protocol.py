@@ -34,6 +34,7 @@ from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVers
 from rlinf_worker.checkpoints.store import Checkpoint, Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.sums import Amount
+from rlinf_worker.weights.lending import LentWeights
 from rlinf_worker.weights.planning import View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
@@ -192,6 +193,11 @@ class Weights(Protocol):
         """Receiver: the newest complete, checksum-verified version that is >= at_least; waits for it. The arrays are
         the memory that was received into; they stay as they are for as long as they live. `into`: tensors, on any
         device, that are set to it, all or none (SchemaChanged names the first ten differences)."""
+        ...
+
+    def lent(self, at_least: PolicyVersion) -> AbstractAsyncContextManager[LentWeights]:
+        """Receiver, as pull: for child processes of this worker, which set their own tensors from where the version
+        lies (weights.lending.BorrowedWeights). It lies there until the block is left, which waits for no child."""
         ...
 
 

@@ -44,12 +44,13 @@ Shared = tuple[int, int, int, int, int]
 class Arena:
     """`held`: current for somebody here. `leases`: who has it mapped, as (peer, branch, number) -> pid."""
 
-    def __init__(self, memory: mmap.mmap | bytearray, *, fd: int = -1) -> None:
+    def __init__(self, memory: mmap.mmap | bytearray, *, fd: int = -1, is_ours: bool = True) -> None:
+        """`is_ours`: made here; else a peer's, mapped."""
         self.nbytes = len(memory)
         self.held = 0
         self.leases: dict[tuple[str, int, int], int] = {}
         self.memory = memoryview(memory)
-        self._memory, self._fd = memory, fd
+        self._memory, self._fd, self._is_ours = memory, fd, is_ours
         self._type: Any = ctypes.c_ubyte * self.nbytes
         self._views: dict[int, weakref.ref[object]] = {}
         if fd >= 0:
@@ -57,7 +58,12 @@ class Arena:
 
     @property
     def shared(self) -> Shared | None:
-        """Where another process of the pod finds it."""
+        """Where another worker of the pod finds it. A peer's is the peer's to share, which counts who has it mapped."""
+        return self.readable if self._is_ours else None
+
+    @property
+    def readable(self) -> Shared | None:
+        """Where a child process of this worker finds it, whoever made it, for as long as it is held here."""
         if self._fd < 0:
             return None
         stat = os.fstat(self._fd)
@@ -86,6 +92,19 @@ class Arena:
         for lease in [k for k, pid in self.leases.items() if not _lives(pid)]:
             del self.leases[lease]
         return bool(self.held or self.leases or self._views)
+
+
+def anonymous(nbytes: int) -> Arena:
+    """In memory of no file system, which child processes can map all the same."""
+    size = max(nbytes, 1)
+    size += -size % mmap.PAGESIZE
+    fd = os.memfd_create("weights", os.MFD_CLOEXEC)
+    try:
+        os.truncate(fd, size)
+        return Arena(mmap.mmap(fd, size, flags=mmap.MAP_SHARED), fd=fd)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def _lives(pid: int) -> bool:
@@ -169,14 +188,14 @@ class Arenas:
         try:
             stat = os.fstat(here)
             if (stat.st_dev, stat.st_ino, stat.st_size) != (device, inode, size) or size <= 0:
+                os.close(here)
                 return None
             memory = mmap.mmap(here, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as error:
+            os.close(here)
             logger.info("cannot map a peer's weights", extra={"pid": pid, "why": str(error)})
             return None
-        finally:
-            os.close(here)
         for old in [k for k, arena in self._mapped.items() if not arena.busy][: len(self._mapped) - MAX_MAPPINGS + 1]:
             del self._mapped[old]
-        made = self._mapped[key] = Arena(memory)
+        made = self._mapped[key] = Arena(memory, fd=here, is_ours=False)
         return made

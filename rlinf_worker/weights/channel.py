@@ -17,8 +17,9 @@ comes in receiver's; here is what a role calls and what must hold over all of it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -37,6 +38,7 @@ from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.checksums import OWN, Checksums
 from rlinf_worker.weights.edition import Assembly, Edition, Holding
+from rlinf_worker.weights.lending import Lender, LentWeights
 from rlinf_worker.weights.planning import View
 from rlinf_worker.weights.receiver import Receiver
 from rlinf_worker.weights.subscribers import Subscribers
@@ -161,6 +163,7 @@ class WeightsChannel:
         self._pulled: PolicyVersion | None = None
         self._tensors: tuple[Assembly, dict[str, Any]] | None = None
         self.checksums = Checksums()
+        self._lender = Lender()
         self.publisher = Publisher(
             arenas=self._arenas, moved=self._moved, checksums=self.checksums, rank=rank, gang=gang
         )
@@ -314,15 +317,26 @@ class WeightsChannel:
         return here.version, {name: conversion.read_only(value) for name, value in found.items()}
 
     async def _copy(self, into: Mapping[str, Any], here: Assembly, found: Mapping[str, Any]) -> None:
-        _check_same(into, found, version=here.version)
+        editions.check_targets(into, found, version=here.version)
         if here.nbytes < INLINE_BYTES:
-            _copy_all(into, found)
+            editions.copy_all(into, found)
             return
-        copying = asyncio.ensure_future(asyncio.to_thread(_copy_all, into, found))
+        copying = asyncio.ensure_future(asyncio.to_thread(editions.copy_all, into, found))
         try:
             await asyncio.shield(copying)
         finally:
             await asyncio.wait([copying])  # a role that is cancelled has its tensors for itself
+
+    @contextlib.asynccontextmanager
+    async def lent(self, at_least: PolicyVersion) -> AsyncIterator[LentWeights]:
+        await self.pull(at_least)
+        here = self.receiver.here
+        assert here is not None
+        try:
+            async with self._lender.lend(here) as lent:
+                yield lent
+        finally:
+            self.receiver.give_back()
 
     async def newer(self, than: PolicyVersion) -> PolicyVersion:
         receiver = self.receiver
@@ -358,18 +372,3 @@ class WeightsChannel:
         self.publisher.close()
         await self.subscribers.close()
         await self.receiver.close()
-
-
-def _check_same(into: Mapping[str, Any], found: Mapping[str, Any], *, version: PolicyVersion) -> None:
-    def schema(values: Mapping[str, Any]) -> editions.Schema:
-        return [
-            (name, conversion.dtype_of(v, name=name)[0].removeprefix(conversion.TORCH), [*getattr(v, "shape", ())])
-            for name, v in sorted(values.items())
-        ]
-
-    editions.check_schema(schema(into), schema(found), version=version)
-
-
-def _copy_all(into: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    for name, target in into.items():
-        conversion.copy_into(target, found[name])

@@ -23,7 +23,7 @@ from rlinf_api.errors import RetryableError, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import copying, layout, planning, tensors
 from rlinf_worker.weights.arena import Arena
-from rlinf_worker.weights.planning import TensorEntry, TensorPart
+from rlinf_worker.weights.planning import RankMemory, TensorEntry, TensorPart
 
 PART_BYTES: Final = 4 << 20
 """Large enough that a message's head costs nothing, small enough that copying, hashing and sending overlap and that
@@ -84,6 +84,36 @@ def check_schema(before: Schema, now: Schema, *, version: PolicyVersion) -> None
             f"weights {version} do not have the tensors of the version before", got="; ".join(found),
             wanted="the same names, dtypes and shapes in every version", next="start a new job for another model",
         )  # fmt: skip
+
+
+def check_targets(into: Mapping[str, Any], found: Mapping[str, Any], *, version: PolicyVersion) -> None:
+    """Whether these tensors can be set to those of the version, before any is."""
+
+    def schema(values: Mapping[str, Any]) -> Schema:
+        return [
+            (name, tensors.dtype_of(v, name=name)[0].removeprefix(tensors.TORCH), [*getattr(v, "shape", ())])
+            for name, v in sorted(values.items())
+        ]
+
+    check_schema(schema(into), schema(found), version=version)
+
+
+def copy_all(into: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    for name, target in into.items():
+        tensors.copy_into(target, found[name])
+
+
+def arrays_over(
+    memory: memoryview, entries: Sequence[TensorEntry], lies: RankMemory, plain: Mapping[str, Any]
+) -> dict[str, Any]:
+    out = dict[str, Any]()
+    for entry, box, at in zip(entries, lies.boxes, lies.offsets, strict=True):
+        if entry.itemsize:
+            tensor = memory[at : at + planning.nbytes_of(entry, box)]
+            out[entry.name] = tensors.over(tensor, entry, layout.shape_of(box))
+        else:
+            out[entry.name] = plain[entry.name]
+    return out
 
 
 def combine(catalog: bytes, plain: Mapping[str, Any], hashes: Sequence[int]) -> int:
@@ -361,14 +391,7 @@ class Assembly:
 
     def arrays(self) -> dict[str, Any]:
         """Over the memory into which they were received: nothing is copied. Others are served from it."""
-        memory, out = self.lent, dict[str, Any]()
-        for entry, box, at in zip(self.entries, self.memory.boxes, self.memory.offsets, strict=True):
-            shape = layout.shape_of(box)
-            if entry.itemsize:
-                out[entry.name] = tensors.over(memory[at : at + planning.nbytes_of(entry, box)], entry, shape)
-            else:
-                out[entry.name] = self.plain[entry.name]
-        return out
+        return arrays_over(self.lent, self.entries, self.memory, self.plain)
 
     def lie_in(self, arena: Arena, *, adopted: bool = False) -> None:
         """In one that was taken for it, or in the source's memory, where that is laid out as this is to be."""

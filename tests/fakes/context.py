@@ -8,6 +8,7 @@ stage.channel("segments").give("env:0@1", {"slice": 0}); stage.cycle("actions").
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from rlinf_api.names import WorkerId
@@ -19,6 +20,7 @@ from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.roles.protocol import FlowSettings, Place, StepCommit, Trainer
 from rlinf_worker.sums import Amount
+from rlinf_worker.weights.lending import LentWeights
 from rlinf_worker.weights.planning import View
 
 DECLARED: Mapping[str, Declared] = {
@@ -194,6 +196,9 @@ class FakeWeights:
         for name, target in (into or {}).items():
             target[:] = self._tensors[name]
         return self.version, self._tensors
+
+    def lent(self, at_least: PolicyVersion) -> AbstractAsyncContextManager[LentWeights]:
+        raise AssertionError(f"a role with child processes needs real memory for weights {at_least}: see weights_net")
 
 
 class Stage:
