@@ -309,18 +309,20 @@ class Exchange:
     def _seal(self) -> None:
         """Tickets of which nothing is on its way any more, or again."""
         turned = dict[UnitId, Age]()
-        within = self._within()
         for queue in self.queues.values():
             news = queue.core.book.take_turned()
             turned |= news if not queue.core.is_end else {}
         for unit in chain.from_iterable(queue.core.take_again() for queue in self.queues.values()):
             self._is_made_again(unit)
+        if not turned:
+            return
+        within = self._within()
         for ticket, age in turned.items():
             sealed = not any(book.is_worked_on(ticket) for book in within)
             self.through.seal(age, ticket.key, sealed=sealed)
             for end in self._ends():
                 end.core.steps.at(age).seal(ticket.key, sealed=sealed)
-        if turned and self.results:
+        if self.results:
             self._job.changed.set()  # the flow may wait for them
 
     def _within(self) -> list[UnitBook]:

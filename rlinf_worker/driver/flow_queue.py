@@ -26,19 +26,19 @@ from rlinf_worker.driver.sessions import Sessions
 from rlinf_worker.driver.topology import QueueSpec
 from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.steps import RoundAssignment
-from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, keys_of, uids_of
+from rlinf_worker.queues.units import INLINE, Age, UnitId, UnitInfo, uids_of
 
 ROUNDS_PER_STEP: Final = 100_000  # numbers of one driver attempt; 21,000 attempts fit into the int32 of the wire
 
 
 def tell_producers(sessions: Sessions, channel: str, units: Iterable[UnitInfo], *, kind: str) -> None:
     """`kind`: held or released."""
-    by_producer = defaultdict[WorkerId, list[UnitInfo]](list)
+    made = defaultdict[tuple[WorkerId, int], list[str]](list)
     for unit in units:
-        by_producer[unit.producer].append(unit)
-    for producer, made in by_producer.items():
-        for keys in keys_of(channel, made) if producer != INLINE else ():
-            sessions.tell(producer, **{kind: keys})
+        made[unit.producer, unit.branch].append(unit.key)
+    for (producer, branch), keys in made.items():
+        if producer != INLINE:
+            sessions.tell(producer, **{kind: pb.Keys(channel=channel, branch=branch, keys=keys)})
 
 
 class Tickets:

@@ -85,7 +85,8 @@ class UnitBook:
         """`consumer_of`: who alone may have a unit."""
         self._consumer_of = consumer_of
         self.is_ready: IsReady = lambda uid: True
-        self.entries: dict[UnitId, UnitEntry] = {}
+        self.entries: dict[tuple[int, str], UnitEntry] = {}
+        """By UnitId, which is equal to a tuple of the same: looked up by one, it need not be made for that."""
         self.queued_bytes = 0
         self.known_to: list[News] = []  # who looks at what comes into this queue, and goes
         self.waiting_to: list[News] = []  # at what begins to wait
@@ -114,11 +115,12 @@ class UnitBook:
         for news in self.known_to:
             news[unit.id] = None
 
+    def hold(self, entry: UnitEntry) -> None:
+        """It was assigned, and has come to its consumer: all else stays as it is."""
+        self._count_assigned(entry.unit.age, -1)
+        entry.state = UnitState.HELD
+
     def move(self, entry: UnitEntry, state: UnitState, *, consumer: WorkerId | None = None, number: int = 0) -> None:
-        if state is UnitState.HELD and entry.state is UnitState.ASSIGNED and consumer == entry.consumer:
-            self._count_assigned(entry.unit.age, -1)  # all else stays as it is
-            entry.state, entry.round = state, number
-            return
         if entry.is_sealed and (state is not UnitState.HELD or consumer != entry.consumer):
             entry.is_sealed = False
             if not self.is_last:
@@ -247,7 +249,7 @@ class UnitBook:
         """Whether more may be made of what is here of it."""
         return ticket in self._worked_on
 
-    def get(self, uid: UnitId) -> UnitEntry | None:
+    def get(self, uid: UnitId | tuple[int, str]) -> UnitEntry | None:
         return self.entries.get(uid)
 
     def of(self, consumer: WorkerId) -> list[UnitEntry]:
@@ -315,7 +317,9 @@ class Past(Generic[V]):
     """What a queue remembers of units that it does not have (any more), so that one that comes again is known: until
     their step has committed. Bounded by the units of open steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_ticket: bool = False) -> None:
+        """`by_ticket`: somebody asks for all that came of one."""
+        self.by_ticket = by_ticket
         self.known: dict[UnitId, tuple[Age, V]] = {}
         """To be asked whether it has a unit, and changed by nobody else."""
         self._of_ticket: dict[UnitId, list[UnitId]] = {}  # where a unit has another key than its ticket
@@ -331,7 +335,7 @@ class Past(Generic[V]):
     def add(self, unit: UnitInfo, what: V) -> None:
         if unit.age > self._closed:
             self.known[unit.id] = unit.age, what
-            for ticket in unit.tickets:
+            for ticket in unit.tickets if self.by_ticket else ():
                 self._of_ticket.setdefault(UnitId(unit.branch, ticket), []).append(unit.id)
 
     def pop(self, uid: UnitId) -> V | None:

@@ -48,12 +48,10 @@ class QueueCore:
         self.book = UnitBook(consumer_of=self.consumers.consumer_of)
         self.consumers.on_ranked = self._look_at_all
         self.is_end = False
-        if rounds:
-            self.end_here()
         self._parts: list[QueueCore] = []  # of queues that join this one: they have a part of each of its units
         self._first: QueueCore | None = None  # which this one joins
         self._news: News = {}  # units of which another queue knows more, or less, than when they were looked at
-        self._finished = Past[bool]()  # acked or dropped
+        self._finished = Past[bool](by_ticket=True)  # acked or dropped
         self._on_the_way = Past[tuple[UnitInfo, WorkerId]]()
         """Units whose producer died when they had just been handed out: lost, unless their consumer says `held` yet. Of
         a gang, whose ranks must not train on one twice, only this rank may be given it again."""
@@ -62,10 +60,13 @@ class QueueCore:
         )
         self._again: list[UnitInfo] = []
         self.counts = dict.fromkeys(COUNTED, 0)
+        if rounds:
+            self.end_here()
 
     def end_here(self) -> None:
         """Its units are what a step waits for, and nothing is made of them."""
         self.is_end = self.book.is_last = True
+        self._finished.by_ticket = False  # what is made again does not pass it a second time
 
     # --- who goes -----------------------------------------------------------------------------------------------------
     def remove_consumer(self, consumer: WorkerId) -> list[UnitInfo]:
@@ -239,12 +240,12 @@ class QueueCore:
         """Returns the units that are newly held, so that their producers hear of it."""
         news, entries = [], self.book.entries
         for key in keys:
-            entry = entries.get(uid := UnitId(branch, key))
+            entry = entries.get((branch, key))
             if entry is not None and entry.consumer == consumer and entry.state is UnitState.ASSIGNED:
-                self.book.move(entry, UnitState.HELD, consumer=consumer, number=entry.round)
+                self.book.hold(entry)
                 news.append(entry.unit)
                 continue
-            way = self._on_the_way.get(uid)
+            way = self._on_the_way.get(uid := UnitId(branch, key))
             if way and way[1] == consumer and (entry is None or entry.state is UnitState.WAITING):
                 self._on_the_way.pop(uid)
                 if entry is None:
@@ -259,7 +260,7 @@ class QueueCore:
         """Returns the units that are finished: released to their producers. `count`: "dropped", by decision."""
         done, entries = [], self.book.entries
         for key in keys:
-            entry = entries.get(UnitId(branch, key))
+            entry = entries.get((branch, key))
             if entry is not None and entry.consumer == consumer:
                 done.append(self.book.pop(entry.unit.id))
                 self._finished.add(entry.unit, False)
@@ -314,6 +315,7 @@ class QueueCore:
     def join(self, first: QueueCore) -> None:
         """A unit of `first` is ready once this queue has one of the same key, which then goes where that went."""
         first._parts.append(self)
+        self.book.is_ready = lambda uid: False  # nothing of it is handed out by itself: it follows
         first.book.is_ready, self._first = first._is_ready, first
         self.book.known_to.append(first._news)
         self.book.waiting_to.append(self._news)

@@ -8,6 +8,7 @@ one of them dies with its producer on the way to its rank.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
@@ -155,7 +156,8 @@ class OpenSteps:
         number, last = self._first_round + step.rounds, not chosen
         step.rounds += 1
         entries, ranks = {e.unit.id: e for e in chosen}, self._consumers.ranked
-        ways = {uid: way for uid in entries if (way := self._on_the_way.pop(uid)) is not None}
+        on_the_way = self._on_the_way if len(self._on_the_way) else None
+        ways = {uid: way for uid in entries if (way := on_the_way.pop(uid)) is not None} if on_the_way else {}
         only = {uid: ranks.index(rank) for uid, (_, rank) in ways.items() if rank in ranks}
         parts = balance([e.unit for e in chosen], ranks=len(ranks), only=only)
         for consumer, part in zip(ranks, parts, strict=True):
@@ -198,11 +200,19 @@ def balance(
     >>> [[u.key for u in part] for part in balance(us, ranks=2)]
     [['s:0', 's:3'], ['s:1', 's:2']]
     """
-    parts: list[list[UnitInfo]] = [[] for _ in range(ranks)]
+    pinned, free = [], []
+    for position, unit in enumerate(units):
+        (pinned if unit.id in only else free).append(position)
+    parts: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
-    for unit in sorted(units, key=lambda u: (u.id not in only, -u.weight)):
-        rank = only[unit.id] if unit.id in only else min(range(ranks), key=lambda r: (loads[r], len(parts[r]), r))
-        parts[rank].append(unit)
-        loads[rank] += unit.weight
-    order = {unit.id: position for position, unit in enumerate(units)}
-    return [sorted(part, key=lambda u: order[u.id]) for part in parts]
+    for position in pinned:
+        rank = only[units[position].id]
+        parts[rank].append(position)
+        loads[rank] += units[position].weight
+    lightest = [(loads[rank], len(parts[rank]), rank) for rank in range(ranks)]
+    heapq.heapify(lightest)
+    for position in sorted(free, key=lambda at: -units[at].weight):
+        load, count, rank = lightest[0]
+        parts[rank].append(position)
+        heapq.heapreplace(lightest, (load + units[position].weight, count + 1, rank))
+    return [[units[position] for position in sorted(part)] for part in parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,6 +47,12 @@ class Age(NamedTuple):
         return cls(branch, sys.maxsize)
 
 
+@lru_cache(maxsize=64)
+def _age(branch: int, step: int) -> Age:
+    """Of thousands of units few steps are open at a time: it is one value, and is found by being the same."""
+    return Age(branch, step)
+
+
 class UnitInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One unit without its payload.
 
@@ -77,7 +84,7 @@ class UnitInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         force_setattr(self, "id", UnitId(self.branch, self.key))
-        force_setattr(self, "age", Age(self.branch, self.step))
+        force_setattr(self, "age", _age(self.branch, self.step))
         force_setattr(self, "of_tickets", self.tickets or (self.key,))
 
     @property
