@@ -264,10 +264,12 @@ class FlowQueue:
 
     def _measure(self, made: Iterable[UnitInfo]) -> None:
         """By key: what is lost and made again is one unit."""
+        most = self.measured.largest_bytes
         for unit in made:
             self._made.setdefault(unit.age, {})[unit.key] = unit.size_bytes
-            if unit.size_bytes > self.measured.largest_bytes:
-                self.measured = dataclasses.replace(self.measured, largest_bytes=unit.size_bytes)
+            most = max(most, unit.size_bytes)
+        if most > self.measured.largest_bytes:
+            self.measured = dataclasses.replace(self.measured, largest_bytes=most)
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     def full(self, spec: pb.ChannelSpec) -> list[str]:

@@ -115,6 +115,15 @@ class UnitBook:
         for news in self.known_to:
             news[unit.id] = None
 
+    def assign(self, entry: UnitEntry, consumer: WorkerId, *, number: int = 0) -> None:
+        """It waits, and nobody has sealed it."""
+        self._stop_waiting(entry)
+        entry.state, entry.consumer, entry.round = UnitState.ASSIGNED, consumer, number
+        for news in self.given_to:
+            news[entry.unit.id] = None
+        self._count_assigned(entry.unit.age, 1)
+        self._burden(consumer, entry)
+
     def hold(self, entry: UnitEntry) -> None:
         """It was assigned, and has come to its consumer: all else stays as it is."""
         self._count_assigned(entry.unit.age, -1)
@@ -190,16 +199,22 @@ class UnitBook:
         if entry.state is UnitState.ASSIGNED:
             self._count_assigned(unit.age, 1)
         if entry.consumer is not None:
-            self._of_consumer.setdefault(entry.consumer, {})[unit.id] = entry
-            self._weight[entry.consumer] = self._weight.get(entry.consumer, 0.0) + unit.weight
+            self._burden(entry.consumer, entry)
+
+    def _burden(self, consumer: WorkerId, entry: UnitEntry) -> None:
+        self._of_consumer.setdefault(consumer, {})[entry.unit.id] = entry
+        self._weight[consumer] = self._weight.get(consumer, 0.0) + entry.unit.weight
+
+    def _stop_waiting(self, entry: UnitEntry) -> None:
+        self.waiting_count -= 1
+        self._leave_line(entry)
+        if self.by_ticket is not None:
+            _discard(self.by_ticket, (entry.unit.age, entry.unit.first_ticket), entry.arrival)
 
     def _take_away(self, entry: UnitEntry) -> None:
         unit = entry.unit
         if entry.state is UnitState.WAITING:
-            self.waiting_count -= 1
-            self._leave_line(entry)
-            if self.by_ticket is not None:
-                _discard(self.by_ticket, (unit.age, unit.first_ticket), entry.arrival)
+            self._stop_waiting(entry)
             return
         if entry.state is UnitState.ASSIGNED:
             self._count_assigned(unit.age, -1)
@@ -271,6 +286,11 @@ class UnitBook:
     def made_by(self, producer: WorkerId) -> list[UnitEntry]:
         """In order of arrival."""
         return sorted(self._of_producer.get(producer, {}).values(), key=_ARRIVAL)
+
+    @property
+    def has_lines(self) -> bool:
+        """Something may be handed out."""
+        return bool(self._lines)
 
     def ages(self) -> list[Age]:
         """The ages of what may be handed out, the oldest first."""

@@ -140,12 +140,13 @@ class QueueCore:
                 held.append(known.unit)
                 continue
             is_known = unit.id in self._finished.known or (known is not None and known.unit.producer != unit.producer)
-            if is_known or (known is None and self._is_another_draw(unit)):
+            step = self.steps.at(unit.age) if self.is_end and known is None else None
+            if is_known or (step is not None and step.is_another_draw(unit)):
                 duplicates.append(unit)
             elif known is None:
                 self.book.add(unit)
-                if self.is_end:
-                    self.steps.at(unit.age).know(unit)
+                if step is not None:
+                    step.know(unit)
                 if len(self._on_the_way) and not self.rounds:
                     self._on_the_way.pop(unit.id)
                 news.append(unit)
@@ -154,12 +155,6 @@ class QueueCore:
         self.counts["announced"] += len(news)
         self.counts["duplicates"] += len(duplicates)
         return Announced(news, duplicates, held)
-
-    def _is_another_draw(self, unit: UnitInfo) -> bool:
-        """Its ticket was worked on twice, and has all its units from the other time."""
-        if not self.is_end or (step := self.steps.of(unit.age)) is None:
-            return False
-        return step.is_too_many(unit) and step.is_again(unit)
 
     def _given_here(self, unit: UnitInfo) -> None:
         if self.is_end:
@@ -330,6 +325,8 @@ class QueueCore:
         return all(part.knows(uid) for part in self._parts)
 
     def _look_at_news(self) -> None:
+        if not self._news:
+            return
         for entry in map(self.book.entries.get, self._news):
             if entry is not None and entry.state is UnitState.WAITING:
                 self.book.look_at(entry)
@@ -348,9 +345,11 @@ class QueueCore:
 
     def _follow(self, first: QueueCore) -> Given:
         given: Given = {}
+        if not self._news:
+            return given
         for entry, one in [(self.book.entries.get(uid), first.book.entries.get(uid)) for uid in self._news]:
             if entry is not None and entry.state is UnitState.WAITING and one is not None and one.consumer is not None:
-                self.book.move(entry, UnitState.ASSIGNED, consumer=one.consumer)
+                self.book.assign(entry, one.consumer)
                 given.setdefault(one.consumer, []).append(entry.unit)
         self._news.clear()
         return given

@@ -199,13 +199,12 @@ class StepUnits:
         """Keys of all units that are."""
         return self._of
 
-    def is_too_many(self, unit: UnitInfo) -> bool:
-        """The units of a ticket of it are all known, and this is none of them."""
+    def is_another_draw(self, unit: UnitInfo) -> bool:
+        """A ticket of it was worked on twice, and has all its units from the other time, of which this is none."""
         if unit.key in self._of or not self.is_open or self._incomplete.issuperset(unit.of_tickets):
             return False
-        return any(ticket in self.wanted and ticket not in self._incomplete for ticket in unit.of_tickets)
-
-    def is_again(self, unit: UnitInfo) -> bool:
+        if not any(ticket in self.wanted and ticket not in self._incomplete for ticket in unit.of_tickets):
+            return False
         return any(ticket in self._tickets and self._tickets[ticket].is_again for ticket in unit.of_tickets)
 
     def _foreign(self, unit: UnitInfo) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues.book import UnitBook, UnitEntry
 from rlinf_worker.queues.together import Homes
-from rlinf_worker.queues.units import Age, UnitInfo, UnitState
+from rlinf_worker.queues.units import Age, UnitInfo
 
 Given = dict[WorkerId, list[UnitInfo]]
 """What each consumer is given, in the order in which it is to have it."""
@@ -103,7 +103,7 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
     given: Given = {}
 
     def give(entry: UnitEntry, consumer: WorkerId) -> None:
-        book.move(entry, UnitState.ASSIGNED, consumer=consumer)
+        book.assign(entry, consumer)
         given.setdefault(consumer, []).append(entry.unit)
         consumers.spend(consumer)
         if consumers.homes is not None:
@@ -113,6 +113,10 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
         while consumers.credit_of(consumer) and (entry := book.first_of(age, only=consumer)) is not None:
             give(entry, consumer)
 
+    if not book.has_lines:
+        for consumer in consumers.take_news():
+            consumers.offer(consumer, weight=book.weight_of(consumer))
+        return given
     news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_pinned())}
     for consumer in news:
         consumers.offer(consumer, weight=book.weight_of(consumer))

@@ -79,9 +79,11 @@ class OpenSteps:
 
     def at(self, age: Age) -> StepRounds:
         """For what comes of it, which may be before the flow has said what there is to come."""
-        found = self._steps.get(age) or StepRounds(age)
-        if age > self._closed:
-            self._steps[age] = found
+        found = self._steps.get(age)
+        if found is None:
+            found = StepRounds(age)
+            if age > self._closed:
+                self._steps[age] = found
         return found
 
     def strangers(self, units: Iterable[UnitInfo]) -> list[tuple[UnitInfo, str]]:
@@ -164,7 +166,7 @@ class OpenSteps:
             self._consumers.spend(consumer)
             for unit in part:
                 step.give(unit.key)
-                self._book.move(entries[unit.id], UnitState.ASSIGNED, consumer=consumer, number=number)
+                self._book.assign(entries[unit.id], consumer, number=number)
         branch = step.age.branch
         return RoundAssignment(
             step=step.age.step,
@@ -200,7 +202,7 @@ def balance(
     >>> [[u.key for u in part] for part in balance(us, ranks=2)]
     [['s:0', 's:3'], ['s:1', 's:2']]
     """
-    pinned, free = [], []
+    pinned, free = list[int](), list[int]()
     for position, unit in enumerate(units):
         (pinned if unit.id in only else free).append(position)
     parts: list[list[int]] = [[] for _ in range(ranks)]
