@@ -47,6 +47,21 @@ def test_a_signal_spares_a_later_process_with_the_same_pid():
     assert not proctree.send(found, signal.SIGKILL)
 
 
+def test_a_process_that_ends_between_the_look_and_the_signal_was_not_signalled(monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = proctree.read(child.pid)
+        assert found is not None
+
+        def ended(pid):
+            child.kill()
+            child.wait()
+            return found
+
+        monkeypatch.setattr(proctree, "read", ended)
+        assert proctree.send(found, signal.SIGTERM) is False
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_a_tree_is_its_descendants_and_nobody_elses():
     code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
     with (

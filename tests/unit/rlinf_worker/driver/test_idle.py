@@ -10,6 +10,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver import idle
 from rlinf_worker.driver.commits import STEPS_KEPT
+from rlinf_worker.driver.recovery import BETWEEN
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -124,6 +125,18 @@ async def test_accounts_of_steps_that_are_in_no_line_yet_are_bounded():
         world.driver.on_worker_message(WorkerId("env/0"), pb.WorkerMessage(account=account))
     await world.run_until(lambda: world.driver.job.ledger.committed >= 4)
     assert ("env/0" in seen[3], "env/0" in seen[4]) == (False, True)
+
+
+async def test_a_line_of_a_step_says_what_took_time_to_a_microsecond_and_not_what_lies_between_steps():
+    world, seen = World(make_job(steps=4, every_steps=100)), dict[int, Any]()
+    world.driver.job.output.step = lambda done, *, accounts, **_: seen.update({done.step: accounts})  # type: ignore[method-assign]
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    seconds = {"compute": 1.23456789, "wait_data": 2e-6, "comm": 0.0, BETWEEN: 5.0}
+    account = pb.Account(step=2, window_s=3.00000049, instrument_s=0.00012345, seconds=seconds)
+    world.driver.on_worker_message(WorkerId("env/0"), pb.WorkerMessage(account=account))
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 3)
+    line = seen[3]["env/0"]
+    assert line == {"compute": 1.234568, "wait_data": 2e-6, "window_s": 3.0, "instrument_s": 0.000123}
 
 
 async def test_a_slot_is_left_out_of_the_step_in_which_its_worker_died():

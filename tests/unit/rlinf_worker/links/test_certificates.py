@@ -113,6 +113,22 @@ async def test_a_worker_links_with_the_certificates_that_its_mount_has_by_now(
     await listener.close()
 
 
+def test_certificates_that_cannot_be_read_are_said_once_and_once_more_after_they_could(authority, tmp_path, caplog):
+    mount = authority.mount(tmp_path / "a")
+    certificates = LinkCertificates(rpc.TlsFolder(mount))
+
+    def said():
+        certificates.dialling()
+        return sum("certificates not reloaded" in record.getMessage() for record in caplog.records)
+
+    assert said() == 0
+    for times in (1, 2):
+        (mount / "tls.key").unlink()
+        assert [said(), said()] == [times, times]
+        authority.mount(mount)
+        assert said() == times
+
+
 @pytest.mark.parametrize("older", ["listener", "dialer"])
 async def test_no_link_is_made_below_tls_1_3(run_dir, authority, tmp_path, older):
     """TLS 1.2 shows certificates, and so which pool of which job talks to which, to whoever listens."""
