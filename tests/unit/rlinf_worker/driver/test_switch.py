@@ -239,19 +239,23 @@ async def test_a_preparation_that_takes_too_long_is_given_up_with_what_is_missin
 
 async def test_workers_have_the_whole_time_to_answer_however_late_the_agents_did():
     world = World(elastic(1))
+
+    def phase():
+        return world.driver.switch.phase
+
     timeout_s = world.driver.job.settings.commit_timeout_s
     await world.run_until(lambda: world.driver.job.ledger.committed == 2)
     world.pin(elastic(2, micro_batch=1, depth=3))
-    await world.run_until(lambda: world.driver.switch.phase is Phase.TELLING)
+    await world.run_until(lambda: phase() is Phase.TELLING)
     world.clock.now += timeout_s - 0.1
-    await world.run_until(lambda: world.driver.switch.phase is not Phase.TELLING)
-    assert world.driver.switch.phase is Phase.HANDING_OVER
+    await world.run_until(lambda: phase() is not Phase.TELLING)
+    assert phase() is Phase.HANDING_OVER
     world.clock.now += timeout_s - 0.5
     world.driver.switch.advance()
-    assert world.driver.switch.phase is Phase.HANDING_OVER
+    assert phase() is Phase.HANDING_OVER
     world.clock.now += 1.0
     world.driver.switch.advance()
-    assert world.driver.switch.phase is Phase.IDLE, "the step goes on without those that have not answered"
+    assert phase() is Phase.IDLE, "the step goes on without those that have not answered"
     await world.run()
     check(world)
 

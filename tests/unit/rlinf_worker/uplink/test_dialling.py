@@ -437,6 +437,37 @@ async def test_a_driver_that_does_not_end_the_stream_does_not_hold_the_close():
             assert driver.said == [1]
 
 
+class _Ending:
+    """A call of which it is counted how often its end was said."""
+
+    def __init__(self, call, said):
+        self._call, self._said = call, said
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+    async def done_writing(self):
+        self._said.append(len(self._said))
+        await self._call.done_writing()
+
+
+async def test_the_end_is_said_once_and_nothing_is_written_behind_it_while_the_driver_takes_its_time():
+    said = []
+    wire = dataclasses.replace(DIALECT, call=lambda c: _Ending(DIALECT.call(c), said))
+    async with Driver() as driver:
+        driver.ending.clear()
+        async with dialling(driver, wire=wire) as d:
+            await d.connected()
+            d.uplink.tell(word(1))
+            closing = asyncio.create_task(d.uplink.close(timeout_s=20.0))
+            await driver.until(lambda: driver.said == [1])
+            await asyncio.sleep(0.1)
+            assert said == [0]
+            driver.ending.set()
+            assert await closing == 0
+            await d.ended(within_s=5.0)
+
+
 @pytest.mark.parametrize("state", ["welcome", "pause"])
 async def test_a_close_without_a_driver_ends_it_at_once(state):
     settings = dataclasses.replace(QUICK, reconnect_backoff_s=30.0, reconnect_backoff_max_s=30.0)
