@@ -452,7 +452,7 @@ class _Ending:
 
 
 async def test_the_end_is_said_once_and_nothing_is_written_behind_it_while_the_driver_takes_its_time():
-    said = []
+    said = list[int]()
     wire = dataclasses.replace(DIALECT, call=lambda c: _Ending(DIALECT.call(c), said))
     async with Driver() as driver:
         driver.ending.clear()
