@@ -1,8 +1,8 @@
 """What roles and plans declare before anything was measured: memory of a slot, world sizes of a gang. Pure.
 
-Of the kinds, only `synthetic` declares them so far (config fields `memory`, `options`, `ranks`); any other role is
-taken to fit, unless a plan says what it needs. For plan_rules and lease_sets, which check plans, for placement, and for
-the planner.
+Kind `synthetic` declares all of it (config fields `memory`, `options`, `ranks`), those of language models their
+`memory` where the manifest has it; any other role is taken to fit, unless a plan says what it needs. For plan_rules and
+lease_sets, which check plans, for placement, and for the planner.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rlinf_api.slots import Allotment
 
 MIB: Final = 1 << 20
 KIND: Final = "synthetic"
+DECLARE_MEMORY: Final = frozenset({KIND, "transformers", "vllm", "rule", "fsdp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,9 @@ def of_role(role: RoleSpec, *, option: str = "") -> SlotMemory:
     (1, 4, 0)
     """
     memory = role.config.get("memory")
-    if role.kind != KIND or not isinstance(memory, dict):
+    if role.kind not in DECLARE_MEMORY or not isinstance(memory, dict):
         return SlotMemory()
-    chosen = options_of.chosen(role.config, option)
+    chosen = options_of.chosen(role.config, option) if role.kind == KIND else None
     peak = memory.get("peak") if chosen is None else chosen.get("peak")
     resident, offloaded = _bytes(memory.get("resident")), _bytes(memory.get("offloaded"))
     return SlotMemory(resident=resident, peak=_bytes(peak), offloaded=offloaded)

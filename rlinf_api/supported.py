@@ -31,10 +31,6 @@ _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:function, module:Cl
 _HAVE_NO_TEXT: Final = ("ppo", SYNTHETIC)
 
 
-def _is_collocated(spec: RLJobSpec) -> bool:
-    return spec.placement.mode is api.PlacementMode.COLLOCATED
-
-
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
     (
         "spec.allOrNothing",
@@ -45,11 +41,6 @@ _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
         "spec.flow.maxStaleness",
         lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
         "write 0: flow ppo trains exactly on policy",
-    ),
-    (
-        "spec.placement.mode",
-        lambda s: s.placement.mode.value if s.flow.name == "grpo" and _is_collocated(s) else None,
-        "write Auto: an engine of flow grpo does not leave its slots",
     ),
 )
 """Fields whose feature does not exist yet: (field, what was set or None, what to write instead)."""

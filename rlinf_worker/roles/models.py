@@ -56,6 +56,9 @@ def language_model(path: str, *, dtype: torch.dtype) -> Any:
         raise _unfit(path, f"layers of {', '.join(sorted(unknown))}", "full attention in every layer")
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
         raise _unfit(path, f"a {type(model.base_model).__name__} without `layers`", "a decoder with a list `layers`")
+    for parameter in model.parameters():
+        if not parameter.untyped_storage().resizable():  # it lies in the file's memory, which no slot gets back
+            parameter.data = parameter.data.clone()
     model.train(False)
     return model
 

@@ -7,11 +7,13 @@ warnings errors. It is started once for a file, and each test is given it empty.
 """
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from rlinf_worker import memory
 from rlinf_worker.roles.rollout.engine import Made
 
 START_S = 240.0
@@ -24,10 +26,10 @@ POSITIONS = 128
 
 
 class VllmProcess:
-    def __init__(self, folder: Path, *, block_bytes: int) -> None:
+    def __init__(self, folder: Path, *, block_bytes: int, blocks: int = BLOCKS) -> None:
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, str(folder), block_bytes), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, str(folder), blocks * block_bytes), daemon=True)
         self._process.start()
         theirs.close()
         self._starts = True
@@ -61,8 +63,6 @@ class VllmProcess:
 class _Engine:
     """engine.py's protocol, over the pipe."""
 
-    into = None
-
     def __init__(self, process) -> None:
         self._process = process
         self._answers: dict[str, Future[Made]] = {}
@@ -93,13 +93,26 @@ class _Engine:
     def so_far(self, name):
         return self._process.call("so_far", name)
 
+    def empty(self):
+        self._process.call("off_the_slots")
+
+    def fill(self):
+        self._process.call("fill")
+
+    def bytes_now(self):
+        return self._process.call("bytes_now")
+
+    def resident(self):
+        """Bytes of the engine's process, without files that are mapped."""
+        return self._process.call("resident")
+
     def abort(self, name):
         self._answers.pop(name).cancel()
         return self._process.call("abort", name)
 
 
 # --- the other side ---------------------------------------------------------------------------------------------------
-def _serve(pipe, folder, block_bytes):
+def _serve(pipe, folder, kv_bytes):
     import torch
 
     torch.set_num_threads(1)
@@ -107,7 +120,7 @@ def _serve(pipe, folder, block_bytes):
 
     engine = vllm_engine.VllmEngine(
         folder, dtype="float32", stops=(), seed=0, rows=ROWS, positions=POSITIONS, block=32,
-        kv_bytes=BLOCKS * block_bytes,
+        kv_bytes=kv_bytes,
     )  # fmt: skip
     answers: dict[str, Future[Made]] = {}
 
@@ -138,7 +151,10 @@ def _serve(pipe, folder, block_bytes):
 
     calls: dict[str, Callable[..., Any]] = {
         "empty": empty, "begin": begin, "step": step, "abort": abort, "load": load, "so_far": engine.so_far,
-        "busy": lambda: engine.busy, "rows": lambda: engine.rows, "check_model": vllm_engine.check_model,
+        "off_the_slots": engine.empty, "fill": engine.fill, "bytes_now": engine.bytes_now,
+        "resident": lambda: memory.of_tree(os.getpid()),
+        "busy": lambda: engine.busy,
+        "rows": lambda: engine.rows, "check_model": vllm_engine.check_model,
     }  # fmt: skip
     while True:
         try:

@@ -1,7 +1,7 @@
 """Whether a slot holds the roles that a plan puts there, by what they declare. Pure.
 
-Only kind `synthetic` declares its memory so far (rlinf_api/declared.py); of any other role nothing is known before it
-was measured, and it is taken to fit.
+Kind `synthetic` declares its memory, those of language models where their config does (rlinf_api/declared.py); of any
+other role nothing is known before it was measured, and it is taken to fit.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class FsdpRole(Offloads, Trainer):
 
     async def run(self, ctx: RoleContext) -> None:
         """Over a language model another trainer, whose libraries PPO's actors have no need of."""
-        await ctx.train(importlib.import_module(TEXT).TextTrainer() if ctx.flow.model else self)
+        await ctx.train(importlib.import_module(TEXT).TextTrainer(self) if ctx.flow.model else self)
 
     async def build(self, ctx: RoleContext) -> None:
         torch.set_num_threads(1)

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool
 
 from rlinf_api.job import Model
+from rlinf_worker.roles.slot_memory import MemoryConfig
 
 
 class FsdpConfig(Model):
     weights_delta: StrictBool = False
     """Whether an edition of the weights carries only blocks that changed. False: PPO changes every block, and finding
     that out costs a hash each."""
+    memory: MemoryConfig | None = None
+    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
+    are too few, placement Auto has them take turns."""
 
 
 class TextFsdpConfig(Model):
@@ -25,3 +29,6 @@ class TextFsdpConfig(Model):
     parameters. A sample that is longer is alone in its pass."""
     weights_delta: StrictBool = False
     """Whether an edition of the weights carries only blocks that changed. False: AdamW changes every block."""
+    memory: MemoryConfig | None = None
+    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
+    are too few, placement Auto has them take turns."""

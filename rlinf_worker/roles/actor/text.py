@@ -23,6 +23,7 @@ from rlinf_api.errors import UserError
 from rlinf_worker.algorithms import groups as advantages
 from rlinf_worker.algorithms.groups import AdvantageConfig
 from rlinf_worker.algorithms.losses.tokens import TokenLossConfig
+from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.algorithms.sampling import minibatch_order
 from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoint
@@ -30,7 +31,7 @@ from rlinf_worker.roles import mesh, models
 from rlinf_worker.roles.actor import scoring
 from rlinf_worker.roles.actor.schema import TextFsdpConfig
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
-from rlinf_worker.roles.protocol import RoleContext, Trainer, TrainerStep
+from rlinf_worker.roles.protocol import Offloads, RoleContext, Trainer, TrainerStep
 from rlinf_worker.roles.samples import SAMPLING, is_evaluation
 from rlinf_worker.roles.shards import Shards, copied
 
@@ -40,10 +41,14 @@ MOST_SKIPPED: Final = 3
 """Updates in a row whose gradient is no number: of more than an unlucky batch."""
 
 
-class TextTrainer(Trainer):
+class TextTrainer(Trainer, Offloads):
     inputs = ("rewarded",)
     sharded = True
     failures = (SafetensorError,)
+
+    def __init__(self, moved: Offloads | None = None) -> None:
+        """`moved`: the role that the runtime asks to leave its slots."""
+        self._moved = moved or self
 
     async def run(self, ctx: RoleContext) -> None:
         await ctx.train(self)
@@ -71,6 +76,7 @@ class TextTrainer(Trainer):
         self._updates, self._old = int(flow["updates_per_step"]), str(flow["old_logprobs"])
         scorer = scoring.Scorer(model, temperature=float(sampling["temperature"]), stops=sampling["stops"])
         self._learner = TextLearner(model, scorer, _learner_config(flow, config, sampling), mesh=group)
+        self._moved.host = HostCopy(self._learner.moved)
         self._model_config, self._generation_config = model.config, model.generation_config
         self._step = self._skipped = 0
         self._at = (-1, -1)  # branch and step that gradients are of

@@ -299,6 +299,12 @@ class TextLearner:
             "updates": {name: state["step"] for name, state in states.items()},
         }
 
+    def moved(self) -> list[Tensor]:
+        """What leaves a slot with the role: weights, gradients that add up, moments."""
+        own = list(self.parameters.values())
+        found = [p.detach() for p in own] + [p.grad for p in own if p.grad is not None]
+        return found + [self._optimizer.state[p][moment] for p in own for moment in MOMENTS]
+
     def whole(self) -> Iterable[tuple[str, Tensor]]:
         """Weights, one after the other; on every rank, as each gathers."""
         for name, parameter in self.parameters.items():

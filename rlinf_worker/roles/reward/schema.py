@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from rlinf_api.job import Model
+from rlinf_worker.roles.slot_memory import MemoryConfig
 
 EXACT: Final = "exact"
 REGEX: Final = "regex"
@@ -29,6 +30,10 @@ class RuleConfig(Model):
     on_error: Literal["drop", "zero", "fail"] = "zero"
     """What becomes of a group whose function raises, hangs or answers nonsense. zero: a reward of 0 for each sample, so
     that nothing is learnt from it. drop: the step goes on without it. fail: the job ends with its sentence."""
+
+    memory: MemoryConfig | None = None
+    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
+    are too few, placement Auto has them take turns."""
 
     @model_validator(mode="after")
     def _is_known(self) -> RuleConfig:

@@ -5,6 +5,8 @@ generation.py for kind `transformers` and vllm_engine.py for kind `vllm`.
     engine.step()                  one token of samples that are there; in a thread, one call at a time
     engine.load(version, weights)  between two steps: the tokens to come are of these weights, requests go on
     engine.abort(name)             what there is of it
+    engine.empty()                 between two steps: weights and cache without memory, requests stay
+    engine.fill()                  their memory again; `load` comes before the next step
 
 A request is a group: some samples of one prompt. Requests join and leave between any two steps; one is answered in the
 step in which its last sample ends. Nothing here knows an event loop.
@@ -87,9 +89,6 @@ class Made:
 class Engine(Protocol):
     """Called from one thread at a time. A raise of any of it is the engine's death, and so its worker's."""
 
-    into: Mapping[str, Any] | None
-    """Tensors that new weights are pulled into, by their names in the model's folder; None: `load` gets them."""
-
     @property
     def busy(self) -> bool:
         """Some request is not answered."""
@@ -122,4 +121,18 @@ class Engine(Protocol):
 
     def abort(self, name: str) -> Made:
         """What there is of it; whoever waits for the answer is cancelled."""
+        ...
+
+    # --- off the slots and back: in any thread, between two calls of the others ---------------------------------------
+    def bytes_now(self) -> int:
+        """Of weights and cache. Beside a step, too."""
+        ...
+
+    def empty(self) -> None:
+        """Parameters and cache give their memory to the system; what else there is stays, such as rotary buffers. No
+        request is lost: what there is of each is computed anew. Twice is once."""
+        ...
+
+    def fill(self) -> None:
+        """Their memory is there again, and nothing in it. Of one that is not empty nothing changes."""
         ...

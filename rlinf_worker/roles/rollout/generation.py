@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from rlinf_api.errors import InvariantBroken
+from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles.rollout.engine import Made, Sampling
@@ -62,7 +64,8 @@ class Generator:
     def __init__(self, model: Any, *, stops: Sequence[int], seed: int, rows: int) -> None:
         self.model, self.seed, self.most_rows = model, seed, rows
         self.version: PolicyVersion | None = None
-        self.into: Mapping[str, Any] | None = dict(model.named_parameters())
+        self._parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._emptied: list[tuple[torch.UntypedStorage, int]] = []
         self._stops = torch.tensor(sorted(stops), dtype=torch.int64)
         self._stop_set = np.array(sorted(stops), np.int64)
         self._requests: dict[str, _Request] = {}
@@ -114,15 +117,39 @@ class Generator:
 
     # --- between two steps --------------------------------------------------------------------------------------------
     def load(self, version: PolicyVersion, weights: Mapping[str, Any], *, keep: bool = False) -> None:
-        """They are in the model's parameters by now."""
+        if weights.keys() != self._parameters.keys():
+            differ = ", ".join(sorted(weights.keys() ^ self._parameters.keys())[:5])
+            raise InvariantBroken(f"weights {version} are not those of the model: {differ}")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(torch.as_tensor(weights[name]))
         self.version = version
-        if self._batch.count and not keep:
+        if not keep:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing of the cache will be used."""
+        if self._batch.count:
             for name, request in self._requests.items():
                 if name not in self._waiting:
                     self._batch.store(request)
                     request.left = 0
                     self._waiting.append(name)
             self._batch, self._cache = _Batch(), _Rows(self.model)
+
+    # --- off the slots ------------------------------------------------------------------------------------------------
+    def bytes_now(self) -> int:
+        return sum(s.nbytes() for s in offloading.storages_of([*self._parameters.values(), *self._cache.tensors()]))
+
+    def empty(self) -> None:
+        if not self._emptied:
+            self._start_over()
+            self._cache = _Rows(self.model)  # it keeps room for rows that have ended
+            self._emptied = offloading.emptied(self._parameters.values())
+
+    def fill(self) -> None:
+        emptied, self._emptied = self._emptied, []
+        offloading.filled(emptied)
 
     # --- a step -------------------------------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -366,6 +393,9 @@ class _Rows(Cache):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._at: Tensor = torch.zeros(0, dtype=torch.int64)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self._keys, *self._values]
 
     def keep(self, rows: Tensor) -> None:
         self._keys = [each.index_select(0, rows) for each in self._keys]

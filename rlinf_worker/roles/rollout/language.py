@@ -3,7 +3,11 @@
     ticket ── row, prompt ──> engine ──(one token of every sample, again and again)──> group ── put ──> reward
 
 The engine computes in a thread, one step at a time. Between two steps, in the event loop, everything else is done:
-prompts join, those that nobody needs any more leave, weights are set, what there is goes to the driver.
+prompts join, those that nobody needs any more leave, weights are set, what there is goes to the driver, the role leaves
+its slots. Off them the engine has neither weights nor cache; back on them it pulls the newest weights, and goes on.
+
+Other tasks wait for room in channels meanwhile, so the role may be found idle wherever it awaits outside of a span. So
+what touches the engine's memory is in a span that begins right behind a wait or a safe point.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import torch
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles import models
-from rlinf_worker.roles.protocol import FlowSettings, RoleContext
+from rlinf_worker.roles.protocol import FlowSettings, Memory, RoleContext
 from rlinf_worker.roles.rollout.engine import Engine, Made, Sampling
 from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.rows import Rows, open_rows
@@ -37,9 +41,12 @@ KEEP_S: Final = 1.0
 
 
 class LanguageRole(ABC):
-    """Of whatever kind: a subclass makes the engine."""
+    """Of whatever kind: a subclass makes the engine. Offloadable."""
 
     schema: type[LanguageConfig]
+    _engine: Engine | None = None
+    _is_bare = False
+    """The engine has been off its slots, and has no weights yet."""
 
     @abstractmethod
     def engine(
@@ -71,8 +78,26 @@ class LanguageRole(ABC):
                 first = group.exceptions[0]
                 raise first from first.__cause__
 
+    @property
+    def _held_engine(self) -> Engine:
+        assert self._engine is not None, "it is made as the role loads"
+        return self._engine
+
     async def _in_its_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    # --- Offloadable: called by the runtime ---------------------------------------------------------------------------
+    def memory(self) -> Memory:
+        return Memory(now=self._engine.bytes_now() if self._engine is not None else 0)
+
+    async def offload(self) -> None:
+        if self._engine is not None:
+            self._is_bare = True
+            await self._in_its_thread(self._engine.empty)
+
+    async def load(self) -> None:
+        if self._engine is not None:
+            await self._in_its_thread(self._engine.fill)
 
     # --- loading ------------------------------------------------------------------------------------------------------
     def _load(self) -> None:
@@ -125,6 +150,7 @@ class LanguageRole(ABC):
     # --- serving ------------------------------------------------------------------------------------------------------
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         ctx, engine = self._ctx, self._engine
+        assert engine is not None
         self._tickets, self._out = ctx.channel("prompts"), ctx.channel("samples")
         self._tasks, self._kept_at = tasks, time.monotonic()
         self._working: dict[str, tuple[Item, Future[Made]]] = {}
@@ -150,10 +176,14 @@ class LanguageRole(ABC):
                 self._news.cancel()
 
     async def _step(self) -> None:
-        ctx = self._ctx
+        ctx, engine = self._ctx, self._held_engine
+        await ctx.safe_point()
+        while self._is_bare:
+            await self._set_weights(self._held, keep=False)
+            await ctx.safe_point()
         step = max(item.step for item, _ in self._working.values())
         with ctx.span("compute", step=step) as amount:
-            amount.tokens = float(await self._in_its_thread(self._engine.step))
+            amount.tokens = float(await self._in_its_thread(engine.step))
         ctx.moved()
         self._leave()
         if time.monotonic() - self._kept_at >= KEEP_S:
@@ -173,18 +203,22 @@ class LanguageRole(ABC):
             await self._change_weights(news.result())
 
     async def _change_weights(self, at_least: PolicyVersion) -> None:
-        ctx, engine, on_news = self._ctx, self._engine, self._config.on_new_weights
-        while on_news == "drain" and engine.busy and not ctx.stopping.is_set():
+        on_news = self._config.on_new_weights
+        while on_news == "drain" and self._held_engine.busy and not self._ctx.stopping.is_set():
             await self._step()
             self._hand_over()
-        self._held, weights = await ctx.weights.pull(at_least, into=engine.into)
-        with ctx.span("weights", step=self._held.number):
-            await self._in_its_thread(partial(engine.load, self._held, weights, keep=on_news == "keep"))
+        await self._set_weights(at_least, keep=on_news == "keep" and not self._is_bare)
+
+    async def _set_weights(self, at_least: PolicyVersion, *, keep: bool) -> None:
+        self._held, weights = await self._ctx.weights.pull(at_least)
+        with self._ctx.span("weights", step=self._held.number):
+            self._is_bare = False
+            await self._in_its_thread(partial(self._held_engine.load, self._held, weights, keep=keep))
 
     @property
     def _has_room(self) -> bool:
         """For one group more: of what is computed, and of what waits for room in the channel."""
-        return self._engine.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
+        return self._held_engine.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
 
     async def _begin(self, item: Item) -> None:
         ctx, config = self._ctx, self._config
@@ -207,7 +241,7 @@ class LanguageRole(ABC):
         left = Made.from_plain(item.partial) if item.partial is not None else None
         if left is not None and _oldest(left) < item.version:
             left = None  # too old for the step that it is of now
-        answer = self._engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
+        answer = self._held_engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
 
@@ -250,13 +284,13 @@ class LanguageRole(ABC):
             name = self._given_up.pop()
             if name in self._working and not self._working[name][1].done():
                 item, _ = self._working.pop(name)
-                self._engine.abort(name)
+                self._held_engine.abort(name)
                 self._tickets.drop(item, "cancelled")
 
     def _keep(self) -> None:
         """For whoever makes these groups if it is not us."""
         for name, (item, answer) in self._working.items():
-            if not answer.done() and (made := self._engine.so_far(name)).has_begun:
+            if not answer.done() and (made := self._held_engine.so_far(name)).has_begun:
                 self._tickets.keep(item, made.to_plain())
 
     def _hand_over(self) -> None:

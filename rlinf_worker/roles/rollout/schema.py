@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rlinf_api.job import Model
+from rlinf_worker.roles.slot_memory import MemoryConfig
 
 _DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
@@ -45,6 +46,9 @@ class LanguageConfig(Model):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the engine's weights and cache, in which they are published, too. float32: log-probabilities of engine and
     actor then differ by 1e-5, of bfloat16 by up to 0.3."""
+    memory: MemoryConfig | None = None
+    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
+    are too few, placement Auto has them take turns."""
 
     on_new_weights: Literal["recompute", "keep", "drain"] = "recompute"
     """With maxStaleness above 0, as new weights come while samples are under way. recompute: they go on with them, and

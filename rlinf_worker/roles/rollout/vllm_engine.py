@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_api.errors import InvariantBroken, UserError
+from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles.rollout.engine import Made, Sampling
@@ -84,8 +85,6 @@ class _Sample:
 class VllmEngine:
     """Called from one thread at a time."""
 
-    into: Mapping[str, Any] | None = None
-
     def __init__(
         self,
         path: str,
@@ -117,6 +116,7 @@ class VllmEngine:
         self._runner = self._engine.model_executor.driver_worker.worker.model_runner
         self._model = self._runner.model
         self._names = {name for name, _ in self._model.named_parameters()}
+        self._emptied: list[tuple[Any, int]] = []
 
     # --- requests -----------------------------------------------------------------------------------------------------
     def begin(
@@ -183,6 +183,23 @@ class VllmEngine:
         self.version = version
         if not keep:
             self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    # --- off the slots ------------------------------------------------------------------------------------------------
+    def _tensors(self) -> list[Any]:
+        return [*self._model.parameters(), *self._runner.kv_caches]
+
+    def bytes_now(self) -> int:
+        return sum(storage.nbytes() for storage in offloading.storages_of(self._tensors()))
+
+    def empty(self) -> None:
+        if not self._emptied:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+            self._emptied = offloading.emptied(self._tensors())
+
+    def fill(self) -> None:
+        """With zeros: what attention masks in a block that is not full must be a number."""
+        emptied, self._emptied = self._emptied, []
+        offloading.filled(emptied)
 
     # --- a step -------------------------------------------------------------------------------------------------------
     def step(self) -> int:

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rlinf_api.job import Model
+from rlinf_worker.roles.slot_memory import Mebibytes, MemoryConfig
 
 Milliseconds = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False)]
-Mebibytes = Annotated[float, Field(ge=0, le=100_000_000, allow_inf_nan=False)]
 
 
 class TimeConfig(Model):
@@ -24,21 +24,6 @@ class TimeConfig(Model):
     """Width of the lognormal sizes of units, whose mean is 1. 0: all are of size 1."""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Standard deviation of the factor that each timed piece is multiplied by, cut to 0.5 to 2."""
-
-
-class MemoryConfig(Model):
-    """MiB per slot; reported as if measured."""
-
-    resident: Mebibytes
-    peak: Mebibytes
-    """At most while active, `resident` included."""
-    offloaded: Mebibytes = 0.0
-
-    @model_validator(mode="after")
-    def _ordered(self) -> MemoryConfig:
-        if self.peak < self.resident:
-            raise ValueError(f"peak {self.peak:g} is below resident {self.resident:g}, which it includes; raise it")
-        return self
 
 
 class OptionConfig(Model):
@@ -54,6 +39,7 @@ class SyntheticConfig(Model):
     service: Literal["serial", "concurrent"] = "serial"
     time: TimeConfig
     memory: MemoryConfig = MemoryConfig(resident=0, peak=0)
+    """Reported as if measured."""
     load_ms: Milliseconds = 0.0
     offload_ms: Milliseconds = 0.0
     lanes: Annotated[int, Field(ge=1, le=4096)] = 1

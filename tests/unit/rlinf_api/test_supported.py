@@ -172,10 +172,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
             "spec.roles[rollout].kind: 'torch' is of flow 'ppo', not 'grpo'; write transformers, vllm",
         ),
         (
-            spec(flow={"name": "grpo"}, placement={"mode": "Collocated"}),
-            "spec.placement.mode: 'Collocated' is not supported yet in this version; write Auto",
-        ),
-        (
             lambda m: m["spec"]["roles"][1].update(kind="transformers"),
             "spec.roles[rollout].kind: 'transformers' is of flow 'grpo', not 'ppo'; write torch, or module:Class",
         ),
@@ -268,6 +264,14 @@ def test_a_job_of_a_registered_flow_needs_no_roles_and_its_one_pool_runs_them_al
     written["spec"]["roles"] = yaml.safe_load(OF_PPO)
     written["spec"]["pools"][0]["roles"] = ["env", "rollout", "actor"]
     assert supported.validate(written)[0] == spec
+
+
+def test_flow_grpo_takes_turns():
+    manifest = smallest("grpo")
+    manifest["spec"]["placement"] = {"mode": "Collocated"}
+    spec, _ = supported.validate(manifest)
+    assert spec is not None
+    assert spec.placement.mode.value == "Collocated"
 
 
 def test_flow_grpo_has_roles_of_its_own_kinds():

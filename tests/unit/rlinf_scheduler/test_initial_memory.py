@@ -54,6 +54,24 @@ def test_roles_take_turns_where_slots_are_too_few_for_all_of_them():
     assert "in turns" in plan.reason.message
 
 
+def test_roles_of_language_models_take_turns_where_all_of_them_declare_their_memory():
+    def planned(declares):
+        memory = {"memory": {"resident": 100, "peak": 200}}
+        kinds = {"rollout": "vllm", "reward": "rule", "actor": "fsdp"}
+        roles = [{"name": n, "kind": k, "config": memory if n in declares else {}} for n, k in kinds.items()]
+        pools = [{"name": "cpu", "roles": [*kinds], "slots": {"perPod": 1, "cpu": "1"}}]
+        spec = {"flow": {"name": "grpo", "steps": 1}, "roles": roles, "pools": pools}
+        return initial(RLJobSpec.model_validate(spec), job=REF)
+
+    plan = planned({"rollout", "reward", "actor"})
+    assert isinstance(plan, RLPlanSpec), str(plan)
+    assert [turn.role for turn in plan.lease_sets[0].turns] == ["rollout", "reward", "actor"]
+    assert all(entry.memory and entry.memory.peak == "200Mi" for entry in plan.workers)
+    refused = planned({"rollout", "actor"})
+    assert isinstance(refused, Infeasible), "what the reward needs nobody knows"
+    assert "Collocated" in str(refused)
+
+
 def test_a_pool_with_one_role_needs_no_turns():
     _, plan = made(ENTRIES["drawn-24"])
     assert [lease.slots for lease in plan.lease_sets] == ["main/0/[0-1]"]

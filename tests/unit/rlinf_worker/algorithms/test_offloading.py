@@ -1,11 +1,15 @@
 """Storage that leaves a slot is really free, and comes back bit for bit under the same tensors."""
 
+import os
+import tempfile
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from rlinf_worker import memory
 from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.offloading import HostCopy
 
@@ -82,6 +86,45 @@ def test_tensors_that_share_a_storage_are_moved_once():
     assert host.bytes_now() == 0
     host.load()
     assert torch.equal(base.view(10, 100)[3], torch.arange(300.0, 400.0))
+
+
+def resident():
+    found = memory.of_tree(os.getpid())
+    assert found is not None
+    return found
+
+
+def test_a_cpus_memory_leaves_the_resident_set_for_the_disk():
+    tensors = [torch.rand(1 << 20) for _ in range(32)]
+    kept = [tensor.clone() for tensor in tensors[:2]]
+    host, before = HostCopy(lambda: tensors), resident()
+    host.offload()
+    left = resident()
+    assert before - left >= 0.8 * (128 << 20)
+    host.load()
+    assert resident() - left >= 0.8 * (128 << 20)
+    assert all(torch.equal(a, b) for a, b in zip(kept, tensors, strict=False))
+
+
+def test_what_finds_no_room_on_the_disk_stays_where_it_is_and_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    tensor = torch.arange(1000.0)
+    host = HostCopy(lambda: [tensor])
+    host.offload()
+    assert host.bytes_now() == 4000
+    assert "free some, or set TMPDIR" in caplog.text
+    host.load()
+    assert torch.equal(tensor, torch.arange(1000.0))
+
+
+def test_a_file_that_was_cut_is_named():
+    tensor = torch.arange(1000.0)
+    host = HostCopy(lambda: [tensor])
+    host.offload()
+    assert host._file is not None
+    host._file.truncate(100)
+    with pytest.raises(OSError, match="ends 3900 bytes too early"):
+        host.load()
 
 
 def test_what_fsdp_has_sharded_leaves_and_comes_back(tmp_path):

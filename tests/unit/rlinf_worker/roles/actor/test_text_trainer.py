@@ -280,3 +280,28 @@ async def test_every_loss_raises_what_is_rewarded(folder, kind):
             ids = torch.tensor(np.array([each.payload["prompt"] for each in items]), dtype=torch.int64)
             rows.append(torch.softmax(model(ids).logits[:, -1], -1)[:, 7].mean().item())
     assert rows[-1] > 1.5 * rows[0], rows
+
+
+async def test_an_actor_that_leaves_its_slots_between_rounds_and_steps_learns_the_same(folder):
+    stayed, moved = await trainer_of(folder), await trainer_of(folder)
+
+    async def off_and_on():
+        had = moved.memory().now
+        await moved.offload()
+        assert moved.memory().now == 0
+        assert all(p.untyped_storage().nbytes() == 0 for p in moved._learner.parameters.values())
+        await moved.load()
+        assert moved.memory().now == had
+        return had
+
+    for step in (1, 2):
+        items = [item(number, step=step) for number in range(4)]
+        at_rest = await off_and_on()
+        for trainer in (stayed, moved):
+            await trainer.take(round_of(items[:3], number=0, step=step))
+        assert await off_and_on() > 1.3 * at_rest, "gradients that add up leave, too"
+        one, other = [await trainer.train(step_of(items, step=step)) for trainer in (stayed, moved)]
+        assert {k: v for k, v in one.items() if k != "tokens_per_s"} == {
+            k: v for k, v in other.items() if k != "tokens_per_s"
+        }
+    assert all(torch.equal(tensor, weights(moved)[name]) for name, tensor in weights(stayed).items())

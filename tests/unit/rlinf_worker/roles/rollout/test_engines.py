@@ -3,13 +3,16 @@ is in the batch; their log-probabilities are those of the distribution that they
 
 vLLM's has a cache that is too small for all requests at once: some wait, some are computed again."""
 
+import copy
 import json
+import os
 
 import numpy as np
 import pytest
 import torch
 
 from rlinf_api.errors import UserError
+from rlinf_worker import memory
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.rollout import generation, vllm_role
@@ -39,8 +42,9 @@ def model():
 
 
 def of_transformers(model, *, seed=7, stops=STOPS, rows=512):
-    engine = Generator(model, stops=stops, seed=seed, rows=rows)
-    engine.load(FIRST, {})
+    """With a model of its own: it is given weights, and loses them."""
+    engine = Generator(copy.deepcopy(model), stops=stops, seed=seed, rows=rows)
+    engine.load(FIRST, dict(model.named_parameters()))
     return engine
 
 
@@ -66,6 +70,12 @@ def engine_of(request, model):
 def prompts():
     luck = np.random.default_rng(0)
     return {f"k{n}": luck.integers(3, 40, luck.integers(2, 90)).tolist() for n in range(12)}
+
+
+def resident():
+    found = memory.of_tree(os.getpid())
+    assert found is not None
+    return found
 
 
 def sampling(**changes):
@@ -317,7 +327,87 @@ def test_the_library_computes_prompts_and_scores_in_bounded_pieces_and_few_rows(
         same(pieces[name], whole[name])
 
 
+# --- off the slots ----------------------------------------------------------------------------------------------------
+def test_an_engine_that_has_left_its_slots_in_mid_sentence_goes_on_with_the_same_tokens(
+    engine_of, model, prompts, made
+):
+    engine, weights = engine_of(), dict(model.named_parameters())
+    waiting, answers = list(prompts), {}
+    had = engine.bytes_now()
+    assert had >= sum(parameter.nbytes for parameter in weights.values())
+    for number in range(60):
+        for name in waiting[:3]:
+            answers[name] = engine.begin(name, key=name, prompt=prompts[name], sampling=sampling())
+        waiting = waiting[3:]
+        if number % 5 == 2:
+            engine.empty()
+            engine.empty()
+            assert engine.bytes_now() == 0
+            engine.fill()
+            engine.fill()
+            engine.load(FIRST, weights, keep=True)  # there is nothing to keep
+        if not engine.busy:
+            break
+        engine.step()
+    assert not waiting
+    for name in prompts:
+        same(answers[name].result(), made[name])
+
+
+def large():
+    """52 MiB of weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=256, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).train(False)
+
+
+def test_what_leaves_a_slot_leaves_the_resident_set(prompts):
+    engine = Generator(large(), stops=(), seed=7, rows=64)
+    weights = {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
+    engine.load(FIRST, weights)
+    for name in ("k0", "k1"):
+        engine.begin(name, key=name, prompt=prompts[name], sampling=sampling(samples=8))
+    for _ in range(3):
+        engine.step()
+    had, before = engine.bytes_now(), resident()
+    assert had > sum(tensor.nbytes for tensor in weights.values()) + (16 << 20), "weights and a cache"
+    engine.empty()
+    left = resident()
+    assert before - left >= 0.8 * had, (before - left, had)
+    engine.fill()
+    engine.load(FIRST, weights)
+    engine.step()
+    assert resident() - left >= 0.5 * had, "it is back"
+
+
 # --- vLLM alone -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow("imports and starts vLLM once, 14 s")
+@pytest.mark.timeout(300)
+def test_vllms_weights_and_cache_leave_the_resident_set(prompts, tmp_path):
+    model = large()
+    model.save_pretrained(tmp_path)
+    weights = dict(model.named_parameters())
+    block = 32 * models.kv_bytes_of(model.config, itemsize=4)
+    with VllmProcess(tmp_path, block_bytes=block, blocks=(32 << 20) // block) as process:
+        engine = process.engine(seed=7, stops=STOPS, version=FIRST, weights=weights)
+        wanted = run(engine, prompts)
+        engine.empty()
+        engine.fill()  # zeros are written: all of the cache is resident, whatever blocks were used
+        had, before = engine.bytes_now(), engine.resident()
+        assert had > 80 << 20
+        engine.empty()
+        assert before - engine.resident() >= 0.8 * had
+        engine.fill()
+        engine.load(FIRST, weights)
+        found = run(engine, prompts)
+    for name in prompts:
+        same(found[name], wanted[name])
+
+
 @pytest.mark.slow("imports and starts vLLM once, 14 s")
 @pytest.mark.timeout(300)
 def test_weights_that_leave_a_tensor_of_vllms_as_it_was_are_refused(vllm, model):

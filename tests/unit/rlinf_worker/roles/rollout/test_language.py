@@ -16,12 +16,12 @@ from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.flows import grpo
 from rlinf_worker.roles import models
-from rlinf_worker.roles.protocol import FlowSettings
+from rlinf_worker.roles.protocol import FlowSettings, Offloadable
 from rlinf_worker.roles.rollout import language
 from rlinf_worker.roles.rollout.language import TransformersRole
 from rlinf_worker.roles.samples import ROWS, SAMPLES, SAMPLING
 from tests.fakes import reasoning
-from tests.fakes.context import FakeContext, FakeWeights, Stage
+from tests.fakes.context import FakeContext, Stage
 
 FIRST = PolicyVersion(0, 0)
 CONFIG = {"maxPromptTokens": 9, "maxResponseTokens": 6, "temperature": 0.9}
@@ -31,18 +31,6 @@ TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return reasoning.make_folder(tmp_path_factory.mktemp("language"))
-
-
-class TorchWeights(FakeWeights):
-    async def pull(self, at_least, *, into=None):
-        self.pulls += 1
-        while self.version is None or self.version < at_least:
-            self._news.clear()
-            await self._news.wait()
-        with torch.no_grad():
-            for name, target in (into or {}).items():
-                target.copy_(self._tensors[name])
-        return self.version, self._tensors
 
 
 class Rollout:
@@ -58,7 +46,6 @@ class Rollout:
             config=grpo.check_config({"samplesPerPrompt": 3, **flow}), model=str(folder / "base"),
             train_data=str(folder / data), eval_data=evaluated,
         )  # fmt: skip
-        self.stage.weights = TorchWeights()
         self.model = models.language_model(str(folder / "base"), dtype=torch.float32)
         self.show(FIRST)
         self.context = FakeContext(self.stage, "rollout", {**CONFIG, **(config or {})})
@@ -390,3 +377,32 @@ def test_a_folder_without_a_tokenizer_is_told(tmp_path):
         models.tokenizer(broken(tmp_path, "no tokenizer"))
     with pytest.raises(UserError, match=r"is no folder of a model: got no file config\.json"):
         models.tokenizer(str(tmp_path / "nowhere"))
+
+
+async def test_a_role_that_leaves_its_slots_between_any_two_tokens_writes_the_same_groups(folder):
+    """At its safe points, as the runtime would have it: weights and cache are gone, and zeros when it is back."""
+    stayed = await made(folder, *range(6))
+    rollout, role, moves = Rollout(folder), TransformersRole(), 0
+    rollout.give(*range(6))
+    await role.offload()
+    await role.load()
+    assert isinstance(role, Offloadable)
+    assert role.memory().now == 0, "nothing is built, so nothing is moved"
+
+    async def safe_point():
+        nonlocal moves
+        moves += 1
+        if moves % 2:
+            had = role.memory().now
+            await role.offload()
+            assert (role.memory().now, had > 0) == (0, True)
+            await role.load()
+
+    rollout.context.safe_point = safe_point  # type: ignore[method-assign]
+    rollout.tickets.end()
+    await asyncio.wait_for(role.run(rollout.context), 60)
+    found = {item.key: item for item in rollout.samples.all}
+    assert moves > 8, "one after each token at least, and one more after new weights"
+    assert found.keys() == stayed.keys()
+    for key, item in found.items():
+        assert alike(item.payload, stayed[key].payload), key
