@@ -249,7 +249,7 @@ ENVIRONMENT: Final[tuple[Env, ...]] = (
         TERMINATION_LOG,
     ),
     Env(ENV_CHECKPOINT_URI, "manifests", "driver, worker", "where checkpoints go; empty: none are written", ""),
-    Env(ENV_OUTPUT_DIR, "local backend", "driver", "metrics.jsonl, events.jsonl; empty: only /metrics", ""),
+    Env(ENV_OUTPUT_DIR, "local backend", "driver, worker", "metrics.jsonl, samples.jsonl; empty: only /metrics", ""),
     Env(ENV_HOSTS_FILE, "local backend", "driver, agent, worker", "hosts(5) file consulted before DNS", ""),
     Env(ENV_WORKER_LOG_DIR, "local backend", "agent", "a log file per worker here; empty: the pod's own log", ""),
     Env(ENV_LOG_LEVEL, "template", "driver, agent, worker", "DEBUG, INFO, WARNING or ERROR", "INFO"),

@@ -22,7 +22,8 @@ from rlinf_worker import devices, proctree
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.process import Process, mark_of
-from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, WorkerLog
+from rlinf_worker.agent.worker_log import Prefixed, WorkerLog
+from rlinf_worker.bounded_file import BoundedFile
 from rlinf_worker.settings import Settings
 from rlinf_worker.weights import copying
 

@@ -6,7 +6,6 @@ Fed by `supervisor.py` with what it reads from a worker's pipes; keeps the end o
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -19,56 +18,13 @@ from typing import Final
 import msgspec
 
 from rlinf_worker import logs
+from rlinf_worker.bounded_file import BoundedFile
 
 logger = logging.getLogger(__name__)
 
-_COMPLAIN_EVERY_S: Final = 60.0
 _LONGEST_LINE: Final = 16 << 10
 _LINES: Final = msgspec.json.Encoder()  # a thirteenth of what json takes: most of what recording costs an agent
 ACCOUNT_EVERY: Final = 200  # writes: a line of 60 bytes per minute and worker
-
-
-class BoundedFile:
-    """Appends; at `limit` bytes NAME becomes NAME.1, once. What cannot be written (a full disk) is dropped, counted and
-    said once a minute: a log must never stop the work that it is about."""
-
-    def __init__(self, path: Path, *, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self._limit, self._clock = path, limit, clock
-        self._fd: int | None = None
-        self._size = 0
-        self._complained_at = -_COMPLAIN_EVERY_S
-        self.dropped_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        try:
-            if self._fd is None:
-                self._open()
-            elif self._size and self._size + len(data) > self._limit:
-                self.close()
-                self.path.replace(self.path.with_name(self.path.name + ".1"))
-                self._open()
-            assert self._fd is not None
-            written = os.write(self._fd, data)
-            if written < len(data):  # there was room for a part of it: no half line for the next one to go on with
-                os.ftruncate(self._fd, self._size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._size += written
-        except OSError as error:
-            self.dropped_bytes += len(data)
-            if self._clock() - self._complained_at >= _COMPLAIN_EVERY_S:
-                self._complained_at = self._clock()
-                fields = {"path": str(self.path), "error": str(error), "dropped_bytes": self.dropped_bytes}
-                logger.warning("cannot write, lines are dropped", extra=fields)
-
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = os.fstat(self._fd).st_size
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 class Prefixed:

@@ -50,6 +50,18 @@ def test_each_step_says_how_it_went(learnt):
     assert last["entropy"] < learnt.lines("metrics")[0]["entropy"]
 
 
+def test_some_samples_of_each_step_can_be_read(learnt):
+    lines = learnt.lines("samples")
+    steps = [line["step"] for line in lines if line["key"].startswith("train")]
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    assert sum(line["key"].startswith("eval") for line in lines) == 3 * 4, "of one sample each"
+    assert {n: steps.count(n) for n in steps} == dict.fromkeys(range(1, STEPS + 1), 8), "of four groups two"
+    for line in lines:
+        assert line["reward"] == pytest.approx(reasoning.sevens([line["response"]], line["row"])[0])
+        assert line["row"]["prompt"].endswith("=?")
+        assert line["versions"] == [[0, line["step"] - 1]] * 2
+
+
 def test_it_is_evaluated_every_few_steps_and_nothing_is_learnt_from_that(learnt):
     lines = learnt.lines("metrics")
     told = {line["step"]: line["eval_reward_mean"] for line in lines if "eval_reward_mean" in line}

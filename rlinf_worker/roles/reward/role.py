@@ -6,15 +6,18 @@ One group at a time; more workers of the role work on more.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
 
+from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import Item
 from rlinf_worker.roles.protocol import RoleContext
 from rlinf_worker.roles.reward.judge import Judge, NoRewards
 from rlinf_worker.roles.reward.schema import RuleConfig
+from rlinf_worker.roles.reward.shown import Shown
 from rlinf_worker.roles.samples import ANSWERS, REWARD
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ class RuleRole:
     async def run(self, ctx: RoleContext) -> None:
         config = RuleConfig.model_validate(dict(ctx.config))
         judge = Judge(config.model_dump(mode="json", by_alias=True), timeout_s=config.timeout_seconds)
+        shown = Shown(os.environ.get(names.ENV_OUTPUT_DIR, ""), rank=ctx.rank)
         try:
             async with ctx.turn():
                 with ctx.span("load"):
@@ -43,10 +47,12 @@ class RuleRole:
                     payload = {name: item.payload[name] for name in ANSWERS}
                     payload["parts"] = parts
                     payload["reward"] = _total(parts, config)
+                    shown.show(item, parts, payload["reward"])
                     await rewarded.put(payload, key=item.key, weight=item.weight, parents=[item])
                     samples.ack(item)
                     await ctx.safe_point()
         finally:
+            shown.close()
             await judge.close()
 
     async def _parts(

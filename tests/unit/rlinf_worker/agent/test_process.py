@@ -15,7 +15,8 @@ from rlinf_worker.agent import process as processes
 from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import SayExited
 from rlinf_worker.agent.process import Process, account, how_it_ended, mark_of
-from rlinf_worker.agent.worker_log import BoundedFile, WorkerLog
+from rlinf_worker.agent.worker_log import WorkerLog
+from rlinf_worker.bounded_file import BoundedFile
 from rlinf_worker.proctree import ProcessEntry
 
 IDENTITY = PodIdentity(

@@ -15,7 +15,8 @@ from rlinf_worker.agent.identity import PodIdentity
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.process import mark_of
 from rlinf_worker.agent.spawning import Spawner
-from rlinf_worker.agent.worker_log import BoundedFile, Prefixed
+from rlinf_worker.agent.worker_log import Prefixed
+from rlinf_worker.bounded_file import BoundedFile
 from rlinf_worker.settings import Settings
 
 START = Start(

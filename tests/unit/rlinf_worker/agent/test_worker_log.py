@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from rlinf_worker.agent import worker_log
-from rlinf_worker.agent.worker_log import BoundedFile, Prefixed, SpanStore, WorkerLog
+from rlinf_worker.agent.worker_log import Prefixed, SpanStore, WorkerLog
+from rlinf_worker.bounded_file import BoundedFile
 
 
 def test_a_file_is_rotated_once_and_then_over_itself(tmp_path):

@@ -1,14 +1,20 @@
 """Reward functions in a process of their own: what they answer, and what becomes of each way to answer nothing."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
 
+from rlinf_api import names
 from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
+from rlinf_worker.roles.reward import shown
 from rlinf_worker.roles.reward.judge import Judge, NoRewards
 from rlinf_worker.roles.reward.role import RuleRole
 from rlinf_worker.roles.reward.schema import RuleConfig
+from rlinf_worker.roles.reward.shown import Shown
 from tests.fakes.context import Stage
 
 OURS = "tests.fakes.reasoning"
@@ -179,3 +185,50 @@ async def test_a_group_that_nobody_needs_is_not_judged():
 async def test_or_ends_the_job():
     with pytest.raises(UserError, match="unit train:0/3/0 has no rewards: got the reward function raised ValueError"):
         await run([3, 4], function=f"{OURS}:raises_once_in_three", onError="fail")
+
+
+# --- samples.jsonl ----------------------------------------------------------------------------------------------------
+def shown_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_few_groups_of_a_step_are_written_for_people_each_with_its_best_and_its_worst(tmp_path, monkeypatch):
+    monkeypatch.setenv(names.ENV_OUTPUT_DIR, str(tmp_path))
+    await run(range(20), function=f"{OURS}:parts", weights={"length": 0.5})
+    lines = shown_lines(tmp_path / "samples.jsonl")
+    assert [line["key"] for line in lines] == [f"train:0/{n}/0" for n in range(shown.GROUPS) for _ in range(2)]
+    assert lines[2] == {
+        "step": 1, "key": "train:0/1/0", "sample": 1, "row": {"number": 1, "answer": "77"}, "response": "ab7c",
+        "reward": 3.0, "parts": {"length": 4.0, "number": 1.0}, "tokens": 1, "finished": False,
+        "versions": [[0, 0], [0, 0]],
+    }  # fmt: skip
+    assert (lines[3]["sample"], lines[3]["reward"]) == (0, 2.0)
+
+
+def given(step, *, text="77", branch=0):
+    payload = {**group(1), "texts": [text, text]}
+    return Item(
+        channel="samples", key=LineageKey("train:0/1/0"), payload=payload, step=step, branch=branch,
+        source=WorkerId("rollout/0"), version=PolicyVersion(0, 0),
+    )  # fmt: skip
+
+
+def test_the_file_of_samples_is_bounded_and_so_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(shown, "MOST_BYTES", 20_000)
+    log, reward = Shown(str(tmp_path), rank=0), np.array([1.0, 0.0], np.float32)
+    for step in range(200):
+        log.show(given(step, text="x" * 9000), {"reward": [1.0, 0.0]}, reward)
+    log.close()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.keys() == {"samples.jsonl", "samples.jsonl.1"}
+    assert max(sizes.values()) <= 20_000
+    last = shown_lines(tmp_path / "samples.jsonl")[-1]
+    assert (last["step"], len(last["response"])) == (199, shown.CHARACTERS)
+    assert len(log._groups) <= shown.STEPS
+
+
+def test_only_the_first_worker_writes_samples_and_none_where_there_is_no_work_dir(tmp_path):
+    for log in (Shown(str(tmp_path), rank=1), Shown("", rank=0)):
+        log.show(given(1), {"reward": [1.0, 0.0]}, np.array([1.0, 0.0], np.float32))
+        log.close()
+    assert list(tmp_path.iterdir()) == []
