@@ -134,6 +134,11 @@ workloads: env
 learn: env
 	$(VENV)/python -m tools.bench.foundation_parts.learn $(ARGS)
 
+## learn-reasoning: language models with flow grpo beside a plain script, 75 minutes; goes on where it was stopped (docs/learning)
+.PHONY: learn-reasoning
+learn-reasoning: env
+	$(VENV)/python -m tools.learn_reasoning $(ARGS)
+
 ## deep-channels: channels under faults that hypothesis chooses, a thousand stories instead of 25 (DEEP=5000)
 .PHONY: deep-channels
 deep-channels: env

@@ -64,6 +64,7 @@ def supervised(found: Any, tokens: Any, *, steps: int, seed: int = 0) -> None:
         loss = found(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(found.parameters(), 1.0)  # else some sums are never learnt
         optimizer.step()
         schedule.step()
 

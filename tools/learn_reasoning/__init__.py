@@ -1,0 +1,1 @@
+"""Whether flow grpo learns what a plain script learns: `make learn-reasoning`, docs/learning/reasoning.md."""
