@@ -21,6 +21,7 @@ from rlinf_worker.roles.samples import REWARD
 Function = Callable[[Sequence[str], Mapping[str, Any]], Any]
 EXACT: Final = "exact"
 REGEX: Final = "regex"
+MATH: Final = "math"
 MOST_SAID: Final = 500
 
 
@@ -28,6 +29,8 @@ def function_of(config: Mapping[str, Any]) -> Function:
     name = str(config["function"])
     if name in (EXACT, REGEX):
         return _comparing(config)
+    if name == MATH:
+        return _mathematical(config)
     module_name, _, attribute = name.partition(":")
     remedy = "put it into this pool's image, or its folder on PYTHONPATH"
     module = loading.module(module_name, what=f"reward function {name!r}", next=remedy)
@@ -53,10 +56,35 @@ def _comparing(config: Mapping[str, Any]) -> Function:
         return "" if last is None else (last[1] if pattern.groups else last[0]) or ""
 
     def compare(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
-        if column not in row:
-            raise KeyError(f"the row has no column {column!r}, only {', '.join(sorted(row))[:200]}")
-        answer = str(row[column]).strip()
+        answer = _answer(row, column)
         return [float(found_in(text).strip() == answer) for text in texts]
+
+    return compare
+
+
+def _answer(row: Mapping[str, Any], column: str) -> str:
+    if column not in row:
+        raise KeyError(f"the row has no column {column!r}, only {', '.join(sorted(row))[:200]}")
+    return str(row[column]).strip()
+
+
+def _mathematical(config: Mapping[str, Any]) -> Function:
+    """By Math-Verify: the last expression or number of a text is what the answer is, however it is written. Its own
+    time-outs are alarms of this process, which has no other thread: a text that takes longer than its share of
+    timeoutSeconds is not right."""
+    library = loading.module(
+        "math_verify", what="reward function 'math'", next="install extra reasoning in this pool's image", ours=True
+    )
+    column = str(config["answerColumn"])
+
+    def compare(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
+        share_s = max(1, int(config["timeoutSeconds"]) // (2 * len(texts) + 4))
+        answer = _answer(row, column)
+        gold = library.parse(f"${answer}$", parsing_timeout=share_s) or library.parse(answer, parsing_timeout=share_s)
+        if not gold:
+            raise ValueError(f"column {column!r} has no expression: {answer[:200]!r}")
+        found = (library.parse(text, parsing_timeout=share_s) for text in texts)
+        return [float(library.verify(gold, each, timeout_seconds=share_s)) for each in found]
 
     return compare
 

@@ -12,15 +12,17 @@ from rlinf_worker.roles.slot_memory import MemoryConfig
 
 EXACT: Final = "exact"
 REGEX: Final = "regex"
+MATH: Final = "math"
 _OWN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class RuleConfig(Model):
     function: Annotated[str, Field(min_length=1, max_length=200)] = EXACT
-    """exact: the text is the answer, blanks at its ends apart. regex: `pattern` finds the answer in it. module:function
-    of the user's own: f(texts, row) -> a number for each text, or {"part": [numbers], ...}."""
+    """exact: the text is the answer, blanks at its ends apart. regex: `pattern` finds the answer in it. math: its last
+    expression equals the answer, as Math-Verify reads both. module:function of the user's own: f(texts, row) -> a
+    number for each text, or {"part": [numbers], ...}."""
     answer_column: Annotated[str, Field(min_length=1, max_length=200)] = "answer"
-    """Of a row: what exact and regex compare with."""
+    """Of a row: what exact, regex and math compare with."""
     pattern: Annotated[str, Field(max_length=1000)] = ""
     """Of regex: its last match counts, its first group where it has one. As `####\\s*(-?\\d+)`."""
     weights: Annotated[dict[str, float], Field(max_length=64)] = {}
@@ -37,9 +39,8 @@ class RuleConfig(Model):
 
     @model_validator(mode="after")
     def _is_known(self) -> RuleConfig:
-        if self.function not in (EXACT, REGEX) and not _OWN.fullmatch(self.function):
-            hint = " (math is not there in this version)" if self.function == "math" else ""
-            raise ValueError(f"function {self.function!r} is not known{hint}; write exact, regex or module:function")
+        if self.function not in (EXACT, REGEX, MATH) and not _OWN.fullmatch(self.function):
+            raise ValueError(f"function {self.function!r} is not known; write exact, regex, math or module:function")
         if (self.function == REGEX) != bool(self.pattern):
             raise ValueError("pattern goes with function regex, and only with it; write both or neither")
         try:

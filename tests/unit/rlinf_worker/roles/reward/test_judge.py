@@ -44,6 +44,26 @@ async def test_regex_takes_the_last_match_and_its_group():
     assert await answered(["1 and 12", "none"], function="regex", pattern=r"\d+") == {"reward": [1, 0]}
 
 
+@pytest.mark.timeout(120)
+async def test_math_takes_what_means_the_same_as_right():
+    texts = ["so it is \\boxed{\\frac{1}{2}}", "the answer is 0.5", "$x = \\frac{2}{4}$", "\\boxed{2}", "", "half of 3"]
+    assert await answered(texts, {"answer": "\\frac{1}{2}"}, function="math") == {"reward": [1, 1, 1, 0, 0, 0]}
+    assert await answered(["7", "3 + 4 = 7", "8"], {"answer": "7"}, function="math") == {"reward": [1, 1, 0]}
+
+
+@pytest.mark.timeout(120)
+async def test_an_expression_that_takes_too_long_is_not_right_and_others_are_judged():
+    """The library's alarm, in the main thread of the child."""
+    judge = judge_of(function="math", timeoutSeconds=12, timeout_s=60.0)
+    try:
+        texts = ["$9^{9^{9^{9}}}$", "$\\boxed{4}$"]
+        assert await judge.rewards(texts, {"answer": "4"}) == {"reward": [0, 1]}
+        with pytest.raises(NoRewards, match="column 'answer' has no expression: ''"):
+            await judge.rewards(["4"], {"answer": ""})
+    finally:
+        await judge.close()
+
+
 async def test_a_function_of_ones_own_answers_numbers_or_named_parts():
     assert await answered(["77", "7a", ""], function=f"{OURS}:sevens") == {"reward": [1.0, 0.5, 0.0]}
     assert await answered(["77", ""], function=f"{OURS}:parts") == {"length": [2, 0], "number": [3, 3]}
@@ -114,7 +134,7 @@ async def test_a_row_without_the_answer_is_named():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"function": "maths"}, "function 'maths' is not known; write exact, regex or module:function"),
+        ({"function": "maths"}, "function 'maths' is not known; write exact, regex, math or module:function"),
         ({"function": "regex"}, "pattern goes with function regex"),
         ({"pattern": "a"}, "pattern goes with function regex"),
         ({"function": "regex", "pattern": "("}, "pattern is no regular expression"),
