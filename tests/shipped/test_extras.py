@@ -46,8 +46,9 @@ OF_PART = {
 }
 """Extra to the folders of its part. Not `rollout`: its engine has no role in this version."""
 
-LATE = {"reasoning": {"jinja2"}}
-"""What a library of the extra imports for what we ask of it (a chat template), and does not require itself."""
+LATE = {"reasoning": {"jinja2", "math-verify"}}
+"""What a library of the extra imports for what we ask of it (a chat template), and does not require itself; what is
+loaded by its name, in the child process of a reward."""
 
 REFUSING = """
 import importlib, sys
