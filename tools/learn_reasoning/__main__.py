@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import torch
 import yaml
 
 from tools.learn_reasoning import plain, report
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str], *, build: Path = BUILD) -> int:
 
 
 def one(row: Row, *, build: Path) -> Line:
+    torch.set_num_threads(1)  # more wait for each other at every operation, where cores are shared
     folder = build / row.task
     make_task(row.task, folder)
     began = time.monotonic()
