@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--node-grace-s", type=int, default=10, help="how long a silent node counts as Ready")
     up.add_argument("--network-policies", action="store_true", help="enforce NetworkPolicy (test-only translator)")
     up.add_argument("--prometheus", action="store_true", help="run Debian's Prometheus in the hub")
+    up.add_argument(
+        "--with", action="append", default=[], choices=["kueue"], dest="others", help="run Kueue in the hub"
+    )
     up.add_argument("--audit", action="store_true", help="write an audit log")
     _name(command("down", _down, "remove every trace of a cluster"))
     command("list", _list, "names of the clusters that run")
@@ -105,6 +108,7 @@ def _up(arguments: argparse.Namespace) -> None:
         node_monitor_grace_period_s=arguments.node_grace_s,
         network_policies=arguments.network_policies,
         prometheus=arguments.prometheus,
+        kueue="kueue" in arguments.others,
         audit=arguments.audit,
     )
     cluster = Cluster.up(arguments.name, options, report=say)

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -36,6 +36,7 @@ KUBERNETES = "v1.36.3"
 HELM = "v3.22.0"
 GO_MODULE = Path(__file__).with_name("go")
 BUILDKIT_MODULE = Path(__file__).with_name("go-buildkit")
+KUEUE_MODULE = Path(__file__).with_name("go-kueue")
 # Snapshotters that need a library or a device this cluster never has.
 TAGS = "no_btrfs no_zfs no_devmapper"
 BUILD_TIMEOUT_S = 3600.0
@@ -60,6 +61,8 @@ class BuildSet:
     module: Path
     programs: dict[str, str]
     """File name to Go package."""
+    files: dict[str, str] = field(default_factory=dict)
+    """What of its modules' sources the programs need at run time: name here to `module:path`, a folder or a file."""
 
 
 CORE = BuildSet(
@@ -93,7 +96,18 @@ BUILDKIT = BuildSet(
         "buildctl": "github.com/moby/buildkit/cmd/buildctl",
     },
 )
-SETS = {"core": CORE, "buildkit": BUILDKIT}
+# For clusters `--with kueue` only: Kueue is made of Kubernetes 0.35's modules, and the core of 0.36's.
+KUEUE = BuildSet(
+    name="kueue",
+    module=KUEUE_MODULE,
+    programs={"kueue": f"{_OWN}/kueue/manager"},
+    files={
+        "crds": "sigs.k8s.io/kueue:config/components/crd/bases",
+        "webhooks.yaml": "sigs.k8s.io/kueue:config/components/webhook/manifests.yaml",
+    },
+)
+USED_FOR = {"buildkit": "build images", "kueue": "queue jobs"}
+SETS = {"core": CORE, "buildkit": BUILDKIT, "kueue": KUEUE}
 
 
 def cache_root() -> Path:
@@ -104,7 +118,8 @@ def cache_root() -> Path:
 def fingerprint(build: BuildSet, *, toolchain: str) -> str:
     """A short hash of all that decides what the programs are."""
     digest = hashlib.sha256()
-    for word in (toolchain, TAGS, LDFLAGS, *sorted(f"{name}={package}" for name, package in build.programs.items())):
+    made = (*build.programs.items(), *build.files.items())
+    for word in (toolchain, TAGS, LDFLAGS, *sorted(f"{name}={package}" for name, package in made)):
         digest.update(word.encode() + b"\0")
     for path in sorted(build.module.rglob("*")):
         if path.name in ("go.mod", "go.sum") or path.suffix == ".go":
@@ -237,6 +252,12 @@ def _compile(what: BuildSet, scratch: Path, *, report: Callable[[str], None], jo
     for leftover in scratch.iterdir():
         if leftover.name not in what.programs:
             shutil.rmtree(leftover, ignore_errors=True)
+    for name, source in what.files.items():
+        module, _, path = source.partition(":")
+        where = commands.run([*go, "list", "-m", "-f", "{{.Dir}}", module], cwd=what.module, env=env).strip()
+        copy: Callable[[Path, Path], object] = shutil.copytree if (Path(where) / path).is_dir() else shutil.copyfile
+        copy(Path(where) / path, scratch / name)
+        (scratch / name).chmod(0o755)  # the module cache's folders are read-only
     report(f"{what.name}: built in {time.monotonic() - started:.0f} s")
 
 
@@ -331,7 +352,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if name == CORE.name or not arguments.if_usable or must_be_whole():
                 say(str(err))
                 return 1
-            say(f"without {name} the tests that build images fail: {err}")
+            say(f"without {name} the tests that {USED_FOR[name]} fail: {err}")
     return 0
 
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tools.testcluster import accelerators, kwok, parts, prometheus
+from tools.testcluster import accelerators, kueue, kwok, parts, prometheus
 from tools.testcluster.layout import PYTHON_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def start(cluster: Cluster, report: Callable[[str], None]) -> None:
             what=f"{options.kwok_nodes} kwok nodes to be Ready",
             timeout_s=TIMEOUT_S,
         )
+    if options.kueue:
+        cluster.wait(lambda: _listens(addresses.hub, kueue.WEBHOOK_PORT), what="Kueue to listen", timeout_s=TIMEOUT_S)
+        kueue.install_webhooks(cluster.paths, addresses, cluster.api)
     if options.prometheus:
         cluster.wait(
             lambda: _answers(f"http://{addresses.hub}:{prometheus.PORT}/-/ready"),
@@ -61,6 +65,8 @@ def _start_in_hub(cluster: Cluster, name: str, report: Callable[[str], None]) ->
     if name == "kwok":
         kwok.write_config(paths.config)
         cluster.hub.start(name, kwok.words(paths, addresses))
+    elif name == "kueue":
+        cluster.hub.start(name, kueue.words(kueue.prepare(paths, addresses, cluster.api, wait=cluster.wait), paths))
     elif name == "prometheus-targets":
         words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
         words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]
@@ -87,6 +93,14 @@ def start_on_node(cluster: Cluster, index: int) -> None:
             words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", cluster.addresses.server]
             words += ["--pki", str(paths.pki), "--dns-ip", cluster.addresses.hub]
             node.start(name, words, env=PYTHON_ENVIRONMENT)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def _answers(url: str) -> bool:

@@ -59,6 +59,7 @@ class Options:
     network_policies: bool = False
     """Enforces NetworkPolicy by the test-only translator."""
     prometheus: bool = False
+    kueue: bool = False
     audit: bool = False
 
     def __post_init__(self) -> None:

@@ -26,7 +26,8 @@ def hub_extras(options: Options) -> list[str]:
     ['kwok']
     """
     kwok = ["kwok"] if options.kwok_nodes else []
-    return kwok + (["prometheus-targets", "prometheus"] if options.prometheus else [])
+    prometheus = ["prometheus-targets", "prometheus"] if options.prometheus else []
+    return kwok + prometheus + (["kueue"] if options.kueue else [])
 
 
 def node_extras(options: Options) -> list[str]:

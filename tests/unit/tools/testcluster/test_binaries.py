@@ -1,5 +1,6 @@
 """The cache of built programs: complete or absent, and keyed by what decides what they are."""
 
+import dataclasses
 import os
 import shutil
 import stat
@@ -50,6 +51,23 @@ def test_a_build_is_made_once(small: BuildSet):
     said.clear()
     assert binaries.build(small, report=said.append) == first
     assert said == []
+
+
+def test_files_of_a_module_lie_beside_the_programs(small: BuildSet, tmp_path: Path):
+    source = tmp_path / "module-cache" / "config"
+    (source / "crds").mkdir(parents=True)
+    (source / "crds" / "a.yaml").write_text("kind: A\n")
+    (source / "hooks.yaml").write_text("kind: B\n")
+    (source / "crds").chmod(0o555)
+    go = tmp_path / "bin" / "go"
+    go.write_text(go.read_text().replace('list) echo "m"', f'list) echo "{source.parent}"'))
+    wanted = {"crds": "example.org/m:config/crds", "hooks.yaml": "example.org/m:config/hooks.yaml"}
+    with_files = dataclasses.replace(small, files=wanted)
+    assert binaries.folder(with_files) != binaries.folder(small), "what they are made of decides, too"
+    made = binaries.build(with_files, report=lambda text: None)
+    assert (made / "crds" / "a.yaml").read_text() == "kind: A\n"
+    assert (made / "hooks.yaml").read_text() == "kind: B\n"
+    assert (made / "crds").stat().st_mode & 0o200, "or a later build could not remove it"
 
 
 def test_a_changed_source_is_another_build(small: BuildSet):

@@ -167,7 +167,7 @@ PACKAGES = sorted(requirements.FOR_A_CLUSTER)
 
 def test_packages_are_installed_before_programs_are_built_and_before_tests(asked: list[str]):
     assert binaries.main(["all", "--if-usable"]) == 0
-    assert asked == ["check", *PACKAGES, "core", "buildkit"]
+    assert asked == ["check", *PACKAGES, "core", "buildkit", "kueue"]
     asked.clear()
     assert main(["prepare", "--if-usable"]) == 0
     assert asked == ["check", *PACKAGES, "python base", "prometheus"]

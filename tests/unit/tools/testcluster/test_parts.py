@@ -15,6 +15,7 @@ from tools.testcluster import (
     configs,
     dns,
     images,
+    kueue,
     kwok,
     parts,
     prometheus,
@@ -42,6 +43,26 @@ def test_a_dns_answer_is_read_past_compressed_names():
 def test_capacity_and_allocatable_are_set_together():
     paths = [step["path"] for step in accelerators.status_patch(("nvidia.com/gpu=4",))]
     assert paths == ["/status/capacity/nvidia.com~1gpu", "/status/allocatable/nvidia.com~1gpu"]
+
+
+def test_a_crd_of_kueues_has_one_version_so_that_no_webhook_converts_it():
+    listed = [{"name": "v1beta1", "storage": False}, {"name": "v1beta2", "storage": True}]
+    made = kueue.crd({"kind": "CustomResourceDefinition", "spec": {"group": "kueue.x-k8s.io", "versions": listed}})
+    assert made["spec"] == {"group": "kueue.x-k8s.io", "versions": [listed[1]]}
+    other = {"spec": {"versions": [{"name": "v1alpha1"}]}}
+    assert kueue.crd(other) == other
+
+
+def test_kueues_webhooks_of_its_own_kinds_are_called_in_the_hub():
+    def hook(group: str, path: str) -> dict[str, object]:
+        service = {"name": "webhook-service", "namespace": "system", "path": path}
+        return {"name": path, "clientConfig": {"service": service}, "rules": [{"apiGroups": [group]}]}
+
+    found = {"metadata": {"name": "validating"}, "webhooks": [hook("", "/pod"), hook("kueue.x-k8s.io", "/workload")]}
+    made = kueue.webhooks(found, ADDRESSES, ca="Y2E=")
+    assert made["metadata"] == {"name": "kueue-validating"}
+    (kept,) = made["webhooks"]
+    assert kept["clientConfig"] == {"url": "https://10.64.0.1:9443/workload", "caBundle": "Y2E="}
 
 
 def test_kwok_stages_are_stages():
@@ -165,7 +186,7 @@ def test_a_record_tells_what_ended_by_itself(tmp_path: Path):
     assert record.ended() == []
 
 
-EVERYTHING = Options(nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True)
+EVERYTHING = Options(nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True, kueue=True)
 
 
 def test_every_daemon_of_the_options_is_missed_when_it_has_died_or_stands_still(tmp_path: Path):
