@@ -57,8 +57,16 @@ class Reason(StrEnum):
     DRAIN_DEADLINE_EXCEEDED = "DrainDeadlineExceeded"
     NOT_SUSPENDED = "NotSuspended"
     SUSPENDED_BY_RULE = "SuspendedByRule"
+    SUSPENDED_BY_QUEUE = "SuspendedByQueue"
     # Admitted
     NO_QUEUE = "NoQueue"
+    NO_PROVIDER = "NoProvider"
+    ADMITTED = "Admitted"
+    EVICTED = "Evicted"
+    DEACTIVATED = "Deactivated"
+    QUEUE_REFUSED = "QueueRefused"
+    # Admitted, PodsReady, Running
+    QUEUED = "Queued"
     # PodsReady, Running
     PODS_STARTING = "PodsStarting"
     PODS_READY = "PodsReady"
@@ -119,7 +127,7 @@ def of_user(said: str) -> Reason:
 class JobState(StrEnum):
     """How a job is, in one word: column STATE of `kubectl get rljobs`, made of its conditions by `state_of`."""
 
-    QUEUED = "Queued"  # it has no plan yet, so no pods
+    QUEUED = "Queued"  # it waits for its first plan, or for its queue, and has no pods
     STARTING = "Starting"
     PROFILING = "Profiling"  # at work, and the first steps of its plan are measured
     RUNNING = "Running"
@@ -188,7 +196,7 @@ def is_finished(conditions: Sequence[Condition]) -> bool:
     return is_true(conditions, JobCondition.COMPLETE) or is_true(conditions, JobCondition.FAILED)
 
 
-_WAITS_FOR_A_PLAN: Final = (Reason.WAITING_FOR_PLAN, Reason.SCHEDULER_UNAVAILABLE)
+_WAITS: Final = (Reason.WAITING_FOR_PLAN, Reason.SCHEDULER_UNAVAILABLE, Reason.QUEUED)
 _HANGS: Final = (Reason.STALLED, Reason.TURNS_WITHOUT_ITEMS, Reason.DRIVER_UNREACHABLE)
 
 
@@ -197,10 +205,13 @@ def state_of(conditions: Sequence[Condition]) -> JobState:
     >>> str(state_of([Condition(type="Running", status=Status.TRUE, reason="Stepping")]))
     'Running'
     """
+    suspended, admitted = find(conditions, JobCondition.SUSPENDED), find(conditions, JobCondition.ADMITTED)
+    by_queue = suspended is not None and suspended.reason == Reason.SUSPENDED_BY_QUEUE
+    waits = by_queue and admitted is not None and admitted.reason != Reason.DEACTIVATED
     for kind, state in (
         (JobCondition.FAILED, JobState.FAILED),
         (JobCondition.COMPLETE, JobState.COMPLETE),
-        (JobCondition.SUSPENDED, JobState.SUSPENDED),
+        (JobCondition.SUSPENDED, JobState.QUEUED if waits else JobState.SUSPENDED),
     ):
         if is_true(conditions, kind):
             return state
@@ -214,7 +225,7 @@ def state_of(conditions: Sequence[Condition]) -> JobState:
         return JobState.PROFILING if measures else JobState.RUNNING
     if valid is not None and valid.status == Status.FALSE:
         return JobState.STALLED
-    if running is None or running.reason in _WAITS_FOR_A_PLAN:
+    if running is None or running.reason in _WAITS:
         return JobState.QUEUED
     lost = degraded is not None and degraded.status == Status.TRUE
     return JobState.RECOVERING if lost or running.reason == Reason.RECOVERING else JobState.STARTING

@@ -32,6 +32,8 @@ ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, res
 ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"  # on an RLPlan: who lets it come into force (apply: OnApproval)
 ANNOTATION_STAYS: Final = f"{GROUP}/stays"  # on an RLPlan, by the scheduler: "CODE: why no other replaces it"
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
+LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"  # on an RLJob: the LocalQueue that it waits in
+LABEL_QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"  # on an RLJob: its WorkloadPriorityClass
 ANNOTATION_CERT_ISSUER: Final = f"{GROUP}/certificate-issuer"  # fingerprint of the CA that signed a job's certificates
 
 COMPONENT_DRIVER: Final = "driver"
@@ -62,6 +64,11 @@ def service_name(job: str) -> str:
 def network_policy_name(job: str) -> str:
     """The policy that keeps strangers from the job's pods."""
     return job
+
+
+def workload_name(job: str) -> str:
+    """What the job's queue is asked for."""
+    return f"rljob-{job}"
 
 
 def config_name(job: str) -> str:

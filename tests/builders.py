@@ -21,6 +21,7 @@ from rlinf_api import names, times
 from rlinf_api.job import RLJobSpec, RLJobStatus
 from rlinf_api.plan import JobRef, RLPlanSpec, RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState, Failure
+from rlinf_operator.manifests.asking import QueueView
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.decide import decide
@@ -109,6 +110,7 @@ class World:
         self.network_policy: PolicyView | None = None
         self.config: ConfigView | None = None
         self.link: DriverView | None = None
+        self.queue: QueueView | None = None
         self.progress_due, self.deleting = True, False
         self._uids = 0
 
@@ -127,6 +129,7 @@ class World:
             network_policy=self.network_policy,
             config=self.config,
             driver=self.link,
+            queue=self.queue,
             progress_due=self.progress_due,
         )
 

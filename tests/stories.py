@@ -19,6 +19,7 @@ from typing import Any
 
 from rlinf_api import job as api
 from rlinf_api import names
+from rlinf_operator.manifests.asking import OrderKind
 from rlinf_operator.reconcile.state import Decision
 from tests.builders import World
 
@@ -96,6 +97,10 @@ def _acts(decision: Decision) -> Iterator[str]:
     for name, status in decision.plan_statuses:
         for c in status.conditions:
             yield f"{name} {c.type} {c.status} {c.reason} g{c.observed_generation}: {c.message}"
+    if (told := decision.queue) is not None:
+        sets = ", ".join(f"{s.name} {s.count}" + (f" (or {s.least})" if s.least else "") for s in told.pod_sets)
+        ended = f"succeeded {told.succeeded}: {told.message}" if told.kind is OrderKind.FINISH else ""
+        yield " ".join(filter(None, ("queue:", str(told.kind), told.queue, sets, ended)))
     if decision.delete_job:
         yield "delete the job"
     for event in decision.events:

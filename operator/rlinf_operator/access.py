@@ -20,12 +20,13 @@ SCHEDULER_SECRET: Final = "rlinf-scheduler-tls"
 LEASE: Final = "rlinf-operator"
 """In the operator's namespace: who leads."""
 
-Scope = Literal["jobs", "own"]
+Scope = Literal["jobs", "cluster", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRule:
-    """`jobs`: in the namespaces that the operator serves (a ClusterRole where it serves all); `own`: its own."""
+    """`jobs`: in the namespaces that the operator serves (a ClusterRole where it serves all); `cluster`: kinds without
+    namespaces; `own`: its own."""
 
     group: str
     resource: str
@@ -72,6 +73,26 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         why="certificates of jobs: written, never read, listed or watched; their owner takes them along",
     ),
     AccessRule(group="", resource="events", verbs=("create",), why="what happened, for people"),
+    AccessRule(
+        group="kueue.x-k8s.io", resource="workloads", verbs=("create", "delete", "get", "list", "watch"),
+        why="the place of a job in its queue; delete: of one that is suspended",
+    ),
+    AccessRule(
+        group="kueue.x-k8s.io", resource="workloads/status", verbs=("patch",),
+        why="quota given back after an eviction; Finished",
+    ),
+    AccessRule(
+        group="kueue.x-k8s.io", resource="resourceflavors", verbs=("get",), scope="cluster",
+        why="node labels and tolerations of the flavors that a job was admitted with",
+    ),
+    AccessRule(
+        group="kueue.x-k8s.io", resource="workloadpriorityclasses", verbs=("get",), scope="cluster",
+        why="the number behind the label kueue.x-k8s.io/priority-class",
+    ),
+    AccessRule(
+        group="scheduling.k8s.io", resource="priorityclasses", verbs=("get",), scope="cluster",
+        why="the number behind the templates' priorityClassName, for a job that has a queue",
+    ),
     AccessRule(
         group="coordination.k8s.io", resource="leases", verbs=("create",), scope="own",
         why="the first replica makes the Lease (create cannot be limited to a name)",

@@ -29,6 +29,7 @@ from rlinf_operator.clients.ca_store import Certificates
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
 from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.clients.kueue import Kueue
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.handlers.check import JobsCheck
@@ -89,6 +90,7 @@ class Leader:
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
             on_rule=lambda action: self._metrics.rules.labels(action=action).inc(),
+            queues=Kueue(store, self._api, metrics=self._metrics),
         )  # fmt: skip
         check = JobsCheck(
             self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,

@@ -59,4 +59,10 @@ class Metrics:
         )  # fmt: skip
         for action in FailureAction:
             self.rules.labels(action=str(action))
+        self.queue_orders = Counter(
+            "rlinf_operator_queue_orders_total", "What the queue's provider was told, of all jobs", ["order"],
+            registry=own,
+        )  # fmt: skip
+        for order in ("ask", "give_back", "leave", "finish"):
+            self.queue_orders.labels(order=order)
         self.leader = Gauge("rlinf_operator_leader", "1 while this replica leads", registry=own)

@@ -350,7 +350,7 @@ def rights(
 
     def granted(scope: str, namespace: str | None) -> list[Manifest]:
         kind = "Role" if namespace else "ClusterRole"
-        meta = {"name": f"{account}-{scope}" if namespace else account} | (
+        meta = {"name": f"{account}-{scope}" if namespace or scope == "cluster" else account} | (
             {"namespace": namespace} if namespace else {}
         )
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta}
@@ -368,6 +368,7 @@ def rights(
     found: list[Manifest] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": system}},
         *granted("own", system),
+        *granted("cluster", None),
     ]
     for namespace in namespaces or (None,):
         found += granted("jobs", namespace)

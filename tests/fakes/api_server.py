@@ -36,6 +36,8 @@ KINDS = {
     "pods": "Pod", "rljobs": "RLJob", "rlplans": "RLPlan", "services": "Service", "configmaps": "ConfigMap",
     "networkpolicies": "NetworkPolicy",
     "secrets": "Secret", "events": "Event", "leases": "Lease",
+    "workloads": "Workload", "resourceflavors": "ResourceFlavor", "workloadpriorityclasses": "WorkloadPriorityClass",
+    "priorityclasses": "PriorityClass",
 }  # fmt: skip
 
 
@@ -126,6 +128,10 @@ class FakeApiServer:
         for task in list(self._watches):
             task.cancel()
 
+    def mend(self) -> None:
+        """No fault is left."""
+        self._faults.clear()
+
     def silence(self, silent: bool = True) -> None:
         self._silent = silent
         self._changed.set()
@@ -179,7 +185,7 @@ class FakeApiServer:
 
     def _read(self, request: web.Request, kind: str, *, namespace: str, name: str, body: Manifest) -> web.Response:
         if name:
-            found = self.objects.get((kind, namespace, name))
+            found = self.objects.get((kind, namespace or "", name))  # "": of the whole cluster
             return web.json_response(found) if found else _status(404, "NotFound")
         items = self._selected(request, kind, namespace)
         start, size = int(request.query.get("continue", "0")), int(request.query.get("limit", "1000"))

@@ -71,6 +71,15 @@ def test_rights_over_the_whole_cluster_are_those_of_the_table(component, rules):
     assert granted(one("default", "ClusterRole", f"rlinf-system-{component}")) == wanted(rules, "jobs")
 
 
+@pytest.mark.parametrize("case", ["default", "small"])
+def test_rights_over_kinds_without_namespaces_are_those_of_the_table(case):
+    named = {r["metadata"]["name"]: granted(r) for r in objects(case, "ClusterRole")}
+    (found,) = (rights for name, rights in named.items() if name.endswith("-operator-cluster"))
+    assert found == wanted(access.OPERATOR, "cluster")
+    assert wanted(access.SCHEDULER, "cluster") == set()
+    assert all(verb == "get" for _, _, verb, _ in found)
+
+
 @pytest.mark.parametrize(("component", "rules"), TABLES)
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
 def test_rights_in_listed_namespaces_are_those_of_the_table(component, rules, namespace):

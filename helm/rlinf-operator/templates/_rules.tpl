@@ -22,6 +22,18 @@
 - {apiGroups: [""], resources: [secrets], verbs: [create, patch]}
 # what happened, for people
 - {apiGroups: [""], resources: [events], verbs: [create]}
+# the place of a job in its queue; delete: of one that is suspended
+- {apiGroups: [kueue.x-k8s.io], resources: [workloads], verbs: [create, delete, get, list, watch]}
+# quota given back after an eviction; Finished
+- {apiGroups: [kueue.x-k8s.io], resources: [workloads/status], verbs: [patch]}
+{{- end -}}
+{{- define "rlinf.rules.operator.cluster" -}}
+# node labels and tolerations of the flavors that a job was admitted with
+- {apiGroups: [kueue.x-k8s.io], resources: [resourceflavors], verbs: [get]}
+# the number behind the label kueue.x-k8s.io/priority-class
+- {apiGroups: [kueue.x-k8s.io], resources: [workloadpriorityclasses], verbs: [get]}
+# the number behind the templates' priorityClassName, for a job that has a queue
+- {apiGroups: [scheduling.k8s.io], resources: [priorityclasses], verbs: [get]}
 {{- end -}}
 {{- define "rlinf.rules.operator.own" -}}
 # the first replica makes the Lease (create cannot be limited to a name)
@@ -42,6 +54,8 @@
 - {apiGroups: [rlinf.io], resources: [rljobs], verbs: [get]}
 # owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on
 - {apiGroups: [rlinf.io], resources: [rljobs/finalizers], verbs: [update]}
+{{- end -}}
+{{- define "rlinf.rules.scheduler.cluster" -}}
 {{- end -}}
 {{- define "rlinf.rules.scheduler.own" -}}
 {{- end -}}

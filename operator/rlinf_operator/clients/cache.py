@@ -16,6 +16,7 @@ What a decision may rest on (docs/adr/0004):
 * pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
   last write; of an object whose last write failed and may be done all the same, as of now: a pod that was made so,
   and that no watch has brought yet, would pass for one that vanished, and be replaced and counted as a loss;
+* whether the cluster has kinds of others (Kueue's Workload) at all: as of the last list, half a minute old at most;
 * what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
   copy. What is found so is in the copy from then on. Foreign objects, which lack the label that the copies are
   selected by, are found that way only, or by the 409 that answers a create.
@@ -43,7 +44,9 @@ from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
-CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload")
+OPTIONAL: Final = frozenset({"Workload"})
+"""Kinds of others, which a cluster may lack."""
 OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
 MOST_DOUBTS: Final = 16_384  # all pods of a thousand jobs and half as many; the oldest is of a job that nobody reads
 _METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
@@ -82,6 +85,7 @@ class CachedStore:
                 on_change=on_change,
                 inactivity_s=inactivity_s,
                 refusals=self._refusals,
+                optional=kind in OPTIONAL,
             )
             for kind in CACHED
             for namespace in (namespaces or (None,))
@@ -101,7 +105,7 @@ class CachedStore:
                 while all(self._refusals.refuses(r.namespace) for r in self.reflectors):
                     await self._refusals.changed()
         except TimeoutError:
-            missing = sorted({r.kind for r in self.reflectors if not r.listed.is_set()})
+            missing = sorted({r.kind for r in self.reflectors if not r.listed.is_set() and r.kind not in OPTIONAL})
             raise DeadlineExceeded(
                 "the first list of every kind", timeout_s=timeout_s, missing=", ".join(missing),
                 next="look at the operator's Role and at the API server",
@@ -134,6 +138,11 @@ class CachedStore:
             if isinstance(answer, BaseException):
                 raise answer
         return Listing(items=reflector.of(namespace, label, value=value), resource_version="")
+
+    def serves(self, kind: str, namespace: str) -> bool:
+        """Whether the API server has this kind, by its last answer to a list."""
+        reflector = self._reflector(kind, namespace)
+        return reflector is not None and reflector.listed.is_set()
 
     def watch(self, kind: str) -> AsyncIterator[Change]:
         raise InvariantBroken(f"watch of {kind} through the cache", wanted="on_change, or Kopf's handlers")

@@ -30,6 +30,7 @@ _STATE: Final = {
     "waiting": ("reason", "message"),
     "terminated": ("exitCode", "reason", "message", "finishedAt"),
 }
+_WORKLOAD_STATUS: Final = ("conditions", "admission", "admissionChecks")
 _POD_STATUS: Final = ("phase", "podIP", "reason")
 
 
@@ -63,6 +64,9 @@ def trimmed(obj: Manifest, *, metadata_only: bool) -> Manifest:
         return kept
     if obj["kind"] == "Pod":
         return kept | {"spec": _some(obj.get("spec") or {}, ("nodeName",)), "status": _pod_status(obj)}
+    if obj["kind"] == "Workload":  # without the templates of its pods
+        spec, status = obj.get("spec") or {}, obj.get("status") or {}
+        return kept | {"spec": _some(spec, ("queueName", "active")), "status": _some(status, _WORKLOAD_STATUS)}
     return kept | {key: obj[key] for key in ("spec", "status") if key in obj}
 
 

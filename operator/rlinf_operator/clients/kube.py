@@ -59,8 +59,14 @@ RESOURCES: Final = {
     "Secret": ("v1", "secrets"),
     "Event": ("v1", "events"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
+    "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
+    "ResourceFlavor": ("kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+    "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
 }
 """API version and plural of each kind. `kind` alone names one: no two that the operator uses share a name."""
+OF_THE_CLUSTER: Final = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
+"""Kinds without namespaces."""
 
 
 def path_of(kind: str, *, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
@@ -74,7 +80,7 @@ def path_of(kind: str, *, namespace: str | None = None, name: str = "", subresou
     api_version, plural = RESOURCES[kind]
     root = "/api/" if "/" not in api_version else "/apis/"
     parts = [root + api_version]
-    if namespace is not None:
+    if namespace is not None and kind not in OF_THE_CLUSTER:
         parts += ["namespaces", quote(namespace, safe="")]
     parts.append(plural)
     parts += [quote(part, safe="") for part in (name, subresource) if part]

@@ -13,6 +13,7 @@ What may happen to a watch, and what follows:
 | 410, an ERROR event | listed again, then watched from there |
 | silence for `inactivity_s`, though bookmarks come every minute | listed again: it may be fed by a dead cache |
 | 429, 5xx, no answer | a pause that doubles, with jitter; Retry-After is the least |
+| 404, 403 of a kind that a cluster may lack | it counts as absent, and is looked for each half a minute |
 | 403 of a listed namespace | the same; meanwhile nothing of the namespace is read (refusals.py) |
 | it had said something, or lived for a while, before that | the next pause is the first again |
 
@@ -35,7 +36,7 @@ from typing import Final
 
 from rlinf_api import names
 from rlinf_api.errors import RetryableError, RLinfError
-from rlinf_api.store import Expired
+from rlinf_api.store import Expired, NotFound
 from rlinf_operator.clients import api_errors, copies
 from rlinf_operator.clients.copies import Copy
 from rlinf_operator.clients.kube import KubeApi
@@ -67,14 +68,16 @@ class Reflector:
         on_change: Callable[[Manifest], None],
         inactivity_s: float,
         refusals: Refusals,
+        optional: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`indexed`: labels by which a pass asks for all that its job has of the kind."""
+        """`indexed`: labels by which a pass asks for all that its job has of the kind. `optional`: a cluster may lack
+        the kind, or the right to it; it is looked for again within the longest pause."""
         self.kind, self.namespace, self._metadata_only, self._indexed = kind, namespace, metadata_only, indexed
         self.listed = asyncio.Event()
         self.asked = asyncio.Event()
         """Listed, or refused with its namespace."""
-        self._refusals = refusals
+        self._refusals, self._optional = refusals, optional
         self._api, self._metrics, self._on_change = api, metrics, on_change
         self._inactivity_s, self._clock = inactivity_s, clock
         self._objects: dict[Key, Copy] = {}
@@ -111,8 +114,10 @@ class Reflector:
         return len(self._objects)
 
     def age_s(self) -> float:
-        """Since the API server last said anything about this kind; 0 where it says that the namespace is refused."""
-        return 0.0 if self._refusals.has(self.namespace, self.kind) else self._clock() - self._heard_at
+        """Since the API server last said anything about this kind; 0 where it says that the namespace is refused, or
+        that there is no such kind."""
+        absent = self._optional and not self.listed.is_set()
+        return 0.0 if absent or self._refusals.has(self.namespace, self.kind) else self._clock() - self._heard_at
 
     def wrote(self, obj: Manifest) -> None:
         """An own write's answer: from now on reads show it, however late the watch is."""
@@ -155,16 +160,26 @@ class Reflector:
                 logger.info("watch broke", extra={"kind": self.kind, "error": str(error)})
                 least_s = error.delay_s if error.got.startswith("429") else 0.0
             except RLinfError as error:
-                if self._refusals.refused(self.namespace, self.kind, error):
-                    self.asked.set()
-                else:
-                    logger.warning("watch refused", extra={"kind": self.kind, "error": str(error)})
-                least_s = RETRY_MIN_S
+                absent = self._optional and isinstance(error, NotFound | api_errors.Forbidden)
+                least_s = RETRY_MAX_S if absent else RETRY_MIN_S
+                self._refused(error, absent=absent)
             if self._was_well():
                 failures = 0
             pause_s = min(RETRY_MAX_S, RETRY_MIN_S * 2.0**failures)
             failures = min(failures + 1, 10)
             await asyncio.sleep(max(least_s, pause_s * random.uniform(0.5, 1.0)))
+
+    def _refused(self, error: RLinfError, *, absent: bool) -> None:
+        if absent:
+            if self.listed.is_set() or not self.asked.is_set():  # not each time that it is looked for
+                logger.info("no such kind here", extra={"kind": self.kind, "error": str(error)})
+            self.listed.clear()
+            self._version = ""
+            self.asked.set()
+        elif self._refusals.refused(self.namespace, self.kind, error):
+            self.asked.set()
+        else:
+            logger.warning("watch refused", extra={"kind": self.kind, "error": str(error)})
 
     def _was_well(self) -> bool:
         """Whether the watch that broke had been well. Where a list follows, which is dear, it must have lived as long

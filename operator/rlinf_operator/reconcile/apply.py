@@ -2,9 +2,9 @@
 
 The order is what makes a crash between any two writes harmless (docs: places.py, restart.py):
 
-1. questions (RequestPlan, Prepare/Commit) beside Service, NetworkPolicy and Secrets; then the ConfigMap, whose
-   existence says that the Secrets exist; then all pods at once (a gang that starts one after the other can deadlock
-   with another).
+1. questions (RequestPlan, Prepare/Commit) and the queue's order beside Service, NetworkPolicy and Secrets; then the
+   ConfigMap, whose existence says that the Secrets exist; then all pods at once (a gang that starts one after the other
+   can deadlock with another).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
    counts of pods and first attempts as they were. None in the pass that had a job's first plan made.
 3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays, unless it is alive,
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -34,6 +34,7 @@ from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.queues import Queues
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
@@ -55,6 +56,7 @@ class Clients:
     drivers: Drivers
     authority: Authority
     clock: Callable[[], datetime]
+    queues: Queues | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +108,24 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
         told.append(events.of_adjusted(decision.adjust))
     await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
     told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
-    trouble = "; ".join(filter(None, (*told_of, answers.scheduler_away, answers.driver_refused, answers.not_adjusted)))
+    others = (answers.scheduler_away, answers.driver_refused, answers.not_adjusted, answers.queue_refused)
+    trouble = "; ".join(filter(None, (*told_of, *others)))
     finished = wrote and conditions.is_finished(status.conditions)
     return Applied(wrote_status=wrote, finished=finished, progressed=bool(answers.planned), try_again=trouble)
 
 
 async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
     planned: Answers
-    planned, driver_refused, not_adjusted, (refused, late, no_room) = await _settled(
+    planned, queue_refused, driver_refused, not_adjusted, (refused, late, no_room) = await _settled(
         _ask_scheduler(decision, observed, clients),
+        _tell_queue(decision, observed, clients),
         _instruct(decision, clients),
         _adjust(decision, clients),
         _create_children(decision, observed, clients),
     )
     return replace(
         planned,
+        queue_refused=queue_refused,
         driver_refused=driver_refused,
         not_adjusted=not_adjusted,
         writes_refused=tuple(map(str, refused)),
@@ -159,11 +164,36 @@ async def _ask_scheduler(decision: Decision, observed: Observed, clients: Client
         return Answers()
     try:
         answer = await clients.scheduler.request_plan(
-            observed.manifest, reason=decision.request_plan, highest_revision=decision.highest_revision
+            _within(observed.manifest, decision.plan_within),
+            reason=decision.request_plan,
+            highest_revision=decision.highest_revision,
         )
     except RetryableError as error:
         return Answers(scheduler_away=str(error))
     return Answers(planned=answer.plan, infeasible=answer.infeasible)
+
+
+def _within(job: Manifest, most: Mapping[str, int] | None) -> Manifest:
+    """The job as if its pools could have no more pods than these: what the planner may count with."""
+    if most is None:
+        return job
+    pools = []
+    for pool in job["spec"]["pools"]:
+        pods = pool.get("pods", 1)
+        bounds = pods if isinstance(pods, dict) else {"min": pods, "max": pods}
+        ceiling = max(1, bounds["min"], min(bounds["max"], most.get(pool["name"], 0)))
+        pools.append({**pool, "pods": {"min": bounds["min"], "max": ceiling}})
+    return {**job, "spec": {**job["spec"], "pools": pools}}
+
+
+async def _tell_queue(decision: Decision, observed: Observed, clients: Clients) -> str:
+    if decision.queue is None or clients.queues is None:
+        return ""
+    try:
+        await clients.queues.carry_out(decision.queue, observed.manifest, now=clients.clock())
+    except RLinfError as error:
+        return f"the queue refused to {decision.queue.kind.replace('_', ' ')}: {error}"
+    return ""
 
 
 async def _instruct(decision: Decision, clients: Clients) -> str:

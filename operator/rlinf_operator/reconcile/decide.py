@@ -3,8 +3,8 @@
 Every pass is right from the spec and from what exists; there is no memory of earlier passes. Whatever must outlive a
 pass stands in the status (attempts, restarts, the time of a transition) or in children's names, labels, annotations.
 
-The order of questions: is it going; is it finished; is it valid; is it suspended; is its time over; what did its driver
-say; which plan; which pods. The first that settles the job answers.
+The order of questions: is it going; is it finished; is it valid; is it suspended; does its queue let it run; is its
+time over; what did its driver say; which plan; which pods. The first that settles the job answers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.edits import goal_of
 from rlinf_api.job import FailureAction, PoolStatus, RLJobSpec, SuspendedBy
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.manifests import certificates, config, metadata, network, pods
+from rlinf_operator.manifests import asking, certificates, config, metadata, network, pods
+from rlinf_operator.manifests.asking import OrderKind, QueueOrder
 from rlinf_operator.manifests.metadata import Manifest, Target
-from rlinf_operator.policies import failure, restart, rules, suspend
+from rlinf_operator.policies import failure, queueing, restart, rules, suspend
 from rlinf_operator.policies.pod_view import PodPlace, PodView
+from rlinf_operator.policies.queueing import QueueGate
 from rlinf_operator.policies.rules import Ruled
 from rlinf_operator.reconcile import events, examining, places, plans, status
 from rlinf_operator.reconcile.draft import Draft
@@ -31,6 +33,8 @@ from rlinf_operator.reconcile.state import Adjust, Decision, DeletePod, Drain, E
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
+LOOKS_FOR_A_PROVIDER_S = 30.0
+"""How often a job looks whether somebody serves queues by now: as often as the watch of the kind does."""
 
 
 def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
@@ -51,8 +55,52 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         held = draft.fields["suspended_by"] = None  # an edit: whoever made it has read why
     if spec.suspend or held is not None:
         return _suspend(draft, spec, held=held)
+    gate = _gate(draft)
+    if not gate.opens:
+        return _suspend(draft, spec, gate=gate) if _left(draft) else _queue_up(draft, spec, gate)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
-    return _run(draft, spec)
+    return _run(draft, spec, gate)
+
+
+def _gate(draft: Draft) -> QueueGate:
+    """Whether its queue lets it have pods, as condition Admitted says it from now on."""
+    gate = queueing.judge(draft.observed.queue, has_pods=bool(_left(draft)))
+    draft.set(JobCondition.ADMITTED, gate.status, gate.reason, gate.message)
+    return gate
+
+
+def _left(draft: Draft) -> list[PodView]:
+    """Pods that are there, or whose node may still run them."""
+    grace = timedelta(seconds=draft.settings.finish_grace_s)
+    return [p for p in draft.observed.pods if p.deleted_at is None or p.deleted_at + grace > draft.now]
+
+
+def _queue_up(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
+    """A job without pods that may have none: it asks its queue for the pods of the plan that it would begin with."""
+    observed, view = draft.observed, draft.observed.queue
+    if (ended := finish_by_driver(draft, life=observed.status.life)) is not None:
+        return ended
+    choice = plans.choose(observed, spec, None, fresh=True)
+    status.queued(draft, spec, choice)
+    if observed.status.attempt:  # the memory that it goes on as a new life
+        draft.set(JobCondition.SUSPENDED, Status.TRUE, Reason.SUSPENDED_BY_QUEUE, f"no pods; {gate.message}")
+    else:
+        draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
+    order = None
+    if view is not None and (kind := queueing.asks(view)) is not None:
+        order = QueueOrder(kind=kind)
+        if kind is OrderKind.ASK:
+            sets = asking.pod_sets(observed.job, spec, choice.pods(), settings=draft.settings)
+            order = replace(order, queue=view.queue, pod_sets=sets) if choice.current is not None else None
+    decision = Decision(
+        status=observed.status,
+        request_plan=choice.request,
+        highest_revision=choice.highest_revision,
+        queue=order,
+        plan_statuses=plans.statuses_of_stopped(observed, now=draft.now),
+        requeue_after_s=LOOKS_FOR_A_PROVIDER_S if gate.reason is Reason.NO_PROVIDER else None,
+    )
+    return status.written(draft, decision)
 
 
 def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
@@ -65,6 +113,12 @@ def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
     raw = observed.manifest.get("spec")
     if observed.status.attempt and isinstance(raw, dict) and raw.get("suspend") is True:
         return _suspend(draft, None)
+    order = None
+    if observed.status.attempt and observed.queue is not None and not (gate := _gate(draft)).opens:
+        if _left(draft):
+            return _suspend(draft, None, gate=gate)
+        if queueing.asks(observed.queue) is OrderKind.GIVE_BACK:  # others wait for it
+            order = QueueOrder(kind=OrderKind.GIVE_BACK)
     suspended = draft.find(JobCondition.SUSPENDED)
     if suspended is not None and suspended.status is not Status.FALSE:  # the memory that a resume is a new life
         if not observed.pods:
@@ -73,19 +127,19 @@ def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
         if driver is None or driver.has_ended:
             draft.set(JobCondition.RUNNING, Status.FALSE, why)
         status.last_progress(draft, driver, report)
-        return status.written(draft, Decision(status=observed.status))
+        return status.written(draft, Decision(status=observed.status, queue=order))
     found = places.look_on(observed, now=draft.now, settings=draft.settings)
     if not found.live and not found.waiting:
         draft.set(JobCondition.RUNNING, Status.FALSE, why)  # a column of `kubectl get`, unlike Valid
-        return status.written(draft, Decision(status=observed.status))
+        return status.written(draft, Decision(status=observed.status, queue=order))
     status.left_alone(draft, why=why, pods=found, driver=driver, report=report)
     look_again_s = times.soonest(found.look_again_s, *_moments_s(draft, found, driver, report))
     decision = Decision(status=observed.status, events=events.of_ended(found.ended), requeue_after_s=look_again_s)
     return status.written(draft, decision)
 
 
-def _run(draft: Draft, spec: RLJobSpec) -> Decision:
-    """A valid job that is meant to run."""
+def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
+    """A valid job that is meant to run, and may."""
     observed, now, settings = draft.observed, draft.now, draft.settings
     left_s = times.remaining_s(times.parse(observed.status.start_time), spec.active_deadline_seconds, now=now)
     life = _life(observed)
@@ -96,7 +150,9 @@ def _run(draft: Draft, spec: RLJobSpec) -> Decision:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return finish(draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
     no_node_since = now - timedelta(seconds=settings.pods_ready_deadline_s)
-    choice = plans.choose(observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since)
+    choice = plans.choose(
+        observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since, most=gate.most()
+    )
     if choice.request and choice.current is not None and (said := _infeasible_before(observed)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")
@@ -118,11 +174,11 @@ def _run(draft: Draft, spec: RLJobSpec) -> Decision:
     if (ruled := _of_the_job(found, FailureAction.SUSPEND, observed, spec)) is not None:
         return _suspend_by_rule(draft, spec, found=found, ruled=ruled, report=report)
     if (ruled := _of_the_job(found, FailureAction.RESTART_JOB, observed, spec)) is not None:
-        return _restart_job(draft, spec, found=found, ruled=ruled, life=life + 1)
+        return _restart_job(draft, spec, gate, found=found, ruled=ruled, life=life + 1)
     status.running(draft, spec, choice, wanted=wanted, pods=found, report=report)
     waits = wanted.fresh and found.waiting and not found.create  # a rule's back-off: no pod of this life was made
     draft.fields["life"] = observed.status.life if waits else wanted.life
-    return _write_running(draft, spec, choice, wanted=wanted, found=found, left_s=left_s)
+    return _write_running(draft, spec, choice, gate=gate, wanted=wanted, found=found, left_s=left_s)
 
 
 def _telling(decision: Decision, found: Pods) -> Decision:
@@ -159,21 +215,28 @@ def _suspend_by_rule(
     return _telling(_suspend(draft, spec, held=held), found)
 
 
-def _restart_job(draft: Draft, spec: RLJobSpec, *, found: Pods, ruled: Ruled, life: int) -> Decision:
+def _restart_job(draft: Draft, spec: RLJobSpec, gate: QueueGate, *, found: Pods, ruled: Ruled, life: int) -> Decision:
     """As another life of the job: all pods are made anew, and go on from the last checkpoint."""
     for failure_ in (*(verdict.failure for _, verdict in found.ended), ruled.failure):
         draft.first_failure(failure_)
     again = restart.of_job(life, at=draft.now, rule=ruled.met.key)
     draft.knows(restarts=[str(entry) for entry in (*found.restarts, again)])
-    return _telling(_run(draft, spec), found)
+    return _telling(_run(draft, spec, gate), found)
 
 
 def _write_running(
-    draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, found: Pods, left_s: float | None
+    draft: Draft,
+    spec: RLJobSpec,
+    choice: PlanChoice,
+    *,
+    gate: QueueGate,
+    wanted: Wanted,
+    found: Pods,
+    left_s: float | None,
 ) -> Decision:
     observed, now, settings = draft.observed, draft.now, draft.settings
     driver, report = observed.driver_of(wanted.life)
-    made = [_render(draft, spec, place, attempt=found.attempt, wanted=wanted) for place in found.create]
+    made = [_render(draft, spec, place, attempt=found.attempt, wanted=wanted, gate=gate) for place in found.create]
     in_force = choice.pods_in_force()
     policy, unwanted_policy = _network_policy(draft, spec)
     conflicts = tuple(
@@ -198,6 +261,8 @@ def _write_running(
         status=observed.status,
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
+        plan_within=gate.most(),
+        queue=_leaves_what_it_no_longer_asks(observed),
         service=None if observed.has_service else network.headless(observed.job),
         network_policy=policy,
         delete_network_policy=unwanted_policy,
@@ -233,12 +298,25 @@ def _adjust(spec: RLJobSpec, report: DriverReport | None, *, target: Target | No
     return Adjust(target=target, goal=goal, why=goal.since(report.goal)) if goal != report.goal else None
 
 
-def _render(draft: Draft, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted) -> pods.Rendered:
+def _leaves_what_it_no_longer_asks(observed: Observed) -> QueueOrder | None:
+    """Of a job whose label was taken off."""
+    view = observed.queue
+    return queueing.leaves(view, pods_left=False) if view is not None and not view.queue else None
+
+
+def _render(
+    draft: Draft, spec: RLJobSpec, place: PodPlace, *, attempt: int, wanted: Wanted, gate: QueueGate
+) -> pods.Rendered:
     job, settings, life = draft.observed.job, draft.settings, wanted.life
     if not place.pool:
         first = wanted.fresh and not any(p.life == life for p in draft.observed.pods)
-        return pods.driver(job, spec, attempt=attempt, life=life, settings=settings, first_of_life=first)
-    return pods.worker(job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings)
+        made = pods.driver(job, spec, attempt=attempt, life=life, settings=settings, first_of_life=first)
+    else:
+        made = pods.worker(
+            job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings
+        )
+    share = gate.share_of(place.pool)
+    return made if share is None else replace(made, manifest=asking.placed(made.manifest, share))
 
 
 def _is_of_another_ca(observed: Observed) -> bool:
@@ -313,16 +391,18 @@ def _life(observed: Observed) -> int:
     return max(observed.status.life + (1 if resumed else 0), restarted.life if restarted is not None else 0)
 
 
-def _suspend(draft: Draft, spec: RLJobSpec | None, *, held: SuspendedBy | None = None) -> Decision:
+def _suspend(
+    draft: Draft, spec: RLJobSpec | None, *, held: SuspendedBy | None = None, gate: QueueGate | None = None
+) -> Decision:
     """Drain, delete the pods, be suspended. Taken back at any moment, a new life begins: a drained driver is done.
-    `spec`: None where the rest of it is not valid. `held`: by a rule of failurePolicy, and not by its user."""
+    `spec`: None where the rest of it is not valid. `held`: by a rule of failurePolicy, and not by its user. `gate`: by
+    its queue."""
     observed, now, settings = draft.observed, draft.now, draft.settings
     life = observed.status.life
     driver, report = observed.driver_of(life)
     if (ended := finish_by_driver(draft, life=life)) is not None:
         return ended
-    grace = timedelta(seconds=settings.finish_grace_s)
-    left = [p for p in observed.pods if p.deleted_at is None or p.deleted_at + grace > now]
+    left = _left(draft)
     alive = driver is not None and driver.at_work
     unheard_s = draft.unheard_s(driver, report)
     status.last_progress(draft, driver, report)
@@ -338,15 +418,20 @@ def _suspend(draft: Draft, spec: RLJobSpec | None, *, held: SuspendedBy | None =
         has_place=spec is None or bool(pods.checkpoint_uri(observed.job, spec, settings=settings)),
         now=now,
         deadline_s=settings.drain_deadline_s,
-        why=f"{held.message}; edit the spec to go on" if held is not None else "spec.suspend is true",
+        why=gate.message if gate else f"{held.message}; edit the spec to go on" if held else "spec.suspend is true",
     )
     told: tuple[Event, ...] = (
         (Event(type="Warning", reason="NoCheckpoint", message=verdict.warning),) if verdict.warning else ()
     )
-    reason, message = verdict.reason, verdict.message
+    reason, message, order = verdict.reason, verdict.message, None
     if held is not None:
         reason = Reason.SUSPENDED_BY_RULE if reason is Reason.SUSPENDED_BY_USER else reason
         message = message if held.message in message else f"{message}; {held.message}"
+    elif gate is not None:
+        reason = Reason.SUSPENDED_BY_QUEUE if reason is Reason.SUSPENDED_BY_USER else reason
+        message = message if gate.message in message else f"{message}; {gate.message}"
+    if gate is None and (order := queueing.leaves(observed.queue, pods_left=bool(left))) is not None:
+        draft.set(JobCondition.ADMITTED, Status.FALSE, Reason.STOPPED, "its place in the queue is given back")
     draft.set(JobCondition.SUSPENDED, verdict.status, reason, message)
     draining = verdict.phase is suspend.SuspendPhase.DRAINING
     if not drained:  # then pods end because they should
@@ -368,7 +453,7 @@ def _suspend(draft: Draft, spec: RLJobSpec | None, *, held: SuspendedBy | None =
     if draining:
         wait_s = times.soonest(verdict.drain_left_s, unheard_s)
     decision = Decision(
-        status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told,
+        status=observed.status, delete_pods=deleted, drain=drain, requeue_after_s=wait_s, events=told, queue=order,
         plan_statuses=() if draining else plans.statuses_of_stopped(observed, now=now),
     )  # fmt: skip
     return status.written(draft, decision)

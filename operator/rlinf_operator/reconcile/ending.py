@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from rlinf_api import names, times
-from rlinf_api.conditions import JobCondition, Reason
+from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.report import DriverReport, DriverState, Failure
-from rlinf_operator.policies import failure
+from rlinf_operator.policies import failure, queueing
 from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile import examining, plans, status
 from rlinf_operator.reconcile.draft import Draft
@@ -107,8 +107,14 @@ def finished(draft: Draft) -> Decision:
             continue
         deleted.append(DeletePod(name=pod.name, uid=pod.uid, why="the job is finished"))
     draft.fields["pools"] = [p.model_copy(update={"ready": 0, "desired": 0, "slots": 0}) for p in observed.status.pools]
+    complete = draft.find(JobCondition.COMPLETE)
+    said = complete if complete is not None and complete.status is Status.TRUE else draft.find(JobCondition.FAILED)
     decision = Decision(
         status=observed.status, delete_pods=tuple(deleted), requeue_after_s=times.soonest(left_s, wait_s),
+        queue=queueing.finishes(
+            observed.queue, at_work=any(not p.has_ended for p in observed.pods), succeeded=said is complete,
+            message=said.message if said is not None else "",
+        ),
         plan_statuses=plans.statuses_of_stopped(observed, now=now),
     )  # fmt: skip
     return status.written(draft, decision)

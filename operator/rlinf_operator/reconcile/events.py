@@ -27,6 +27,7 @@ MESSAGE_CHARS = 500  # a condition's message: an admission webhook's answer may 
 _TOLD = {
     (JobCondition.VALID, Status.FALSE): "Warning",
     (JobCondition.SUSPENDED, Status.TRUE): "Normal",
+    (JobCondition.ADMITTED, Status.TRUE): "Normal",
     (JobCondition.PODS_READY, Status.TRUE): "Normal",
     (JobCondition.RUNNING, Status.TRUE): "Normal",
     (JobCondition.COMPLETE, Status.TRUE): "Normal",
@@ -34,7 +35,8 @@ _TOLD = {
 }
 _TROUBLES = frozenset(
     {Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.PODS_MISSING, Reason.SCHEDULER_UNAVAILABLE,
-     Reason.DRIVER_UNREACHABLE, Reason.DRAIN_DEADLINE_EXCEEDED, Reason.PLAN_NOT_ALLOWED}
+     Reason.DRIVER_UNREACHABLE, Reason.DRAIN_DEADLINE_EXCEEDED, Reason.PLAN_NOT_ALLOWED, Reason.NO_PROVIDER,
+     Reason.EVICTED, Reason.DEACTIVATED, Reason.QUEUE_REFUSED}
 )  # fmt: skip
 
 
@@ -101,6 +103,8 @@ def _pods(found: list[str]) -> str:
 
 def _event(old: Condition | None, new: Condition) -> Event | None:
     if old is not None and (old.status, old.reason) == (new.status, str(new.reason)):
+        return None
+    if new.reason == Reason.NO_QUEUE:  # of each job that has none
         return None
     kind = JobCondition(new.type) if new.type in set(JobCondition) else None
     level = _TOLD.get((kind, new.status)) if kind else None

@@ -24,6 +24,7 @@ from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, OnChange
 from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.queues import Queues
 from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest, is_anothers
@@ -77,6 +78,7 @@ class Reconciler:
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
         on_rule: Callable[[str], None] = lambda action: None,
+        queues: Queues | None = None,
     ) -> None:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
         `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke. `on_rule`: of the action of
@@ -84,7 +86,7 @@ class Reconciler:
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
-            store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock
+            store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock, queues=queues
         )
         self._store, self._settings, self._clock = store, settings, clock
         self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule
@@ -130,8 +132,9 @@ class Reconciler:
         due = self._progress_due_s(memory) <= 0
         trusted = self._clients.authority.trusted()
         observed = await observe(
-            key, store=self._store, drivers=self._drivers, now=now, progress_due=due, trusted=trusted
-        )
+            key, store=self._store, drivers=self._drivers, now=now, progress_due=due, trusted=trusted,
+            queues=self._clients.queues,
+        )  # fmt: skip
         if observed is None or is_anothers(observed.manifest):
             self._forget(key)
             return Applied()

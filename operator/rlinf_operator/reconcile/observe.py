@@ -15,6 +15,7 @@ from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
+from rlinf_operator.clients.queues import Queues
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
@@ -30,8 +31,9 @@ async def observe(
     now: datetime,
     progress_due: bool = True,
     trusted: tuple[str, ...] = (),
+    queues: Queues | None = None,
 ) -> Observed | None:
-    """None: the job does not exist (any more)."""
+    """None: the job does not exist (any more). `queues`: None for a run without queues, whatever labels say."""
     manifest = await objects.get_or_none(store, "RLJob", key.name, namespace=key.namespace)
     if manifest is None:
         return None
@@ -43,12 +45,13 @@ async def observe(
         found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
         return found if found is not None and job.uid in objects.owner_uids(found) else None
 
-    pods, plans, service, policy, config = await asyncio.gather(
+    pods, plans, service, policy, config, queue = await asyncio.gather(
         store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
         store.list("RLPlan", namespace=key.namespace, label_selector=f"{names.LABEL_JOB}={key.name}"),
         child("Service", names.service_name(key.name)),
         child("NetworkPolicy", names.network_policy_name(key.name)),
         child("ConfigMap", names.config_name(key.name)),
+        queues.look(manifest) if queues is not None else _no_queue(),
     )
     heard = drivers.heard(key)
     status = read_status(manifest)
@@ -74,8 +77,13 @@ async def observe(
         driver=DriverView(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         unknown=left_out,
         trusted=trusted,
+        queue=queue,
         progress_due=progress_due,
     )
+
+
+async def _no_queue() -> None:
+    """Of a run without queues."""
 
 
 def read_status(manifest: Manifest) -> RLJobStatus:

@@ -25,6 +25,7 @@ class Answers:
     infeasible: tuple[str, ...] = ()
     scheduler_away: str = ""
     driver_refused: str = ""
+    queue_refused: str = ""
     not_adjusted: str = ""
     """Why the driver does not go by the spec's goal yet."""
     writes_refused: tuple[str, ...] = ()
@@ -65,6 +66,8 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
         kinds = (JobCondition.PLAN_APPLIED, JobCondition.RUNNING) if waits else (JobCondition.PLAN_APPLIED,)
         for kind in kinds:
             draft.set(kind, Status.UNKNOWN, Reason.SCHEDULER_UNAVAILABLE, answers.scheduler_away)
+    if answers.queue_refused:
+        draft.set(JobCondition.ADMITTED, Status.FALSE, Reason.QUEUE_REFUSED, answers.queue_refused)
     if answers.driver_refused:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_PENDING, answers.driver_refused)
     return _keep_transition_times(observed.status, draft.build())

@@ -28,6 +28,7 @@ from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import MeasuredPeriod, PlanReason, RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests.metadata import JobMeta, Target
+from rlinf_operator.policies import queueing
 from rlinf_operator.policies.pod_view import PodView
 from rlinf_operator.reconcile.state import Instruct, Observed, PlanView
 
@@ -88,12 +89,14 @@ def choose(
     *,
     fresh: bool = False,
     no_node_since: datetime | None = None,
+    most: Mapping[str, int] | None = None,
 ) -> PlanChoice:
     """`fresh`: no pod of this life was made yet, so that no plan can be in force. `no_node_since`: a pod that is as old
-    and has no node yet is taken to find none."""
+    and has no node yet is taken to find none. `most`: pods per pool that the job's queue admitted; None: nobody counts
+    them."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
-        problem = _problem(plan, observed, spec)
+        problem = _problem(plan, observed, spec) or queueing.exceeds(_pods(plan), most)
         if problem:
             passed_over.append(replace(plan, problem=problem))
         else:
@@ -122,6 +125,8 @@ def choose(
     )
     if current is None and not problem and not choice.in_vain:
         return replace(choice, request="CapacityChanged" if choice.highest_revision else "Initial")
+    if current is not None and (over := _not_admitted(passed_over, current, observed, spec, most)) is not None:
+        return replace(choice, failed=over, failed_for=str(Reason.UNSCHEDULABLE))
     if target is None or current is None or target.name == current.name:
         asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
         return replace(choice, request="CapacityChanged") if asks else choice
@@ -130,6 +135,20 @@ def choose(
     if no_node_since and (why := _homeless(target, choice, observed, since=no_node_since)):
         return replace(choice, failed=replace(target, problem=why), failed_for=str(Reason.UNSCHEDULABLE))
     return replace(choice, pending=target)
+
+
+def _not_admitted(
+    passed_over: list[PlanView],
+    current: PlanView,
+    observed: Observed,
+    spec: RLJobSpec,
+    most: Mapping[str, int] | None,
+) -> PlanView | None:
+    """The newest plan of the scheduler that wants more pods than the queue admitted. Told as one whose pods find no
+    node: the scheduler asks for no more pods for a while. A person's is passed over."""
+    newer = (p for p in passed_over if p.revision > current.revision and not _is_users(p))
+    over = [p for p in newer if queueing.exceeds(_pods(p), most) and not _problem(p, observed, spec)]
+    return over[-1] if over else None
 
 
 def _unapproved(usable: list[PlanView], spec: RLJobSpec, in_force: PlanView | None) -> list[PlanView]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -10,6 +11,7 @@ from rlinf_api import names
 from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_api.report import DriverReport, Goal
+from rlinf_operator.manifests.asking import QueueOrder, QueueView
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest, Target
 from rlinf_operator.policies.pod_view import PodView
 
@@ -75,6 +77,8 @@ class Observed:
     """Fields of the spec that this version does not have, where that is no reason to stop."""
     trusted: tuple[str, ...] = ()
     """Fingerprints of the CAs that count now."""
+    queue: QueueView | None = None
+    """None: no queue has to do with it."""
     progress_due: bool = True
     """Whether step, progress and metrics may be written although nothing else changed."""
 
@@ -164,6 +168,9 @@ class Decision:
     request_plan: str = ""
     """Reason of RequestPlan ("Initial"); empty: none is needed."""
     highest_revision: int = 0
+    plan_within: Mapping[str, int] | None = None
+    """Most pods per pool that the plan may want; None: as many as the spec says."""
+    queue: QueueOrder | None = None
     service: Manifest | None = None
     network_policy: Manifest | None = None
     """Missing, or it says something else: created, or patched."""

@@ -74,8 +74,7 @@ _COUNTED_DOWN = frozenset({
 def running(
     draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, pods: Pods, report: DriverReport | None
 ) -> None:
-    """All conditions between Valid and Complete."""
-    draft.set(JobCondition.ADMITTED, Status.TRUE, Reason.NO_QUEUE, "no queue is configured; pods start at once")
+    """All conditions between Admitted and Complete."""
     in_force = choice.pods_in_force()
     needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
     stands = _driver_spoke_before(draft, pods, report)
@@ -100,6 +99,25 @@ def running(
     ended(draft, pods, report)
     if report is not None:
         progress(draft, report)
+
+
+def queued(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> None:
+    """Of a job that its queue lets have no pods. Its first plan says how many it asks for."""
+    if draft.old.attempt:
+        draft.stop()
+    else:
+        profiled(draft, spec, choice, None)
+        why = "no pod before the job is admitted: see Admitted"
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.QUEUED, why)
+        draft.set(JobCondition.DEGRADED, Status.FALSE, Reason.HEALTHY)
+        if choice.current is None:
+            draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
+        else:
+            draft.set(JobCondition.RUNNING, Status.FALSE, Reason.QUEUED, why)
+    if choice.current is None or not draft.old.attempt:
+        draft.set(JobCondition.PLAN_APPLIED, *_plan_applied(choice, None, late=(), pods=None))
+    draft.fields["pools"] = [PoolStatus(name=pool.name) for pool in spec.pools]
+    draft.fields["start_time"] = None  # time in a queue does not count against activeDeadlineSeconds
 
 
 def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverReport | None) -> None:

@@ -14,7 +14,7 @@ from rlinf_api.errors import RLinfError
 from rlinf_operator import __main__ as main
 from rlinf_operator import leading
 from rlinf_operator.clients import reflector
-from rlinf_operator.clients.cache import CACHED, CachedStore
+from rlinf_operator.clients.cache import CACHED, OPTIONAL, CachedStore
 from rlinf_operator.clients.refusals import NamespaceRefused, Refusals
 from rlinf_operator.handlers import rljobs
 from rlinf_operator.handlers.check import JobsCheck
@@ -30,6 +30,7 @@ from tests.fakes.drivers import FakeDrivers
 
 A, B = "team-a", "team-b"
 SELECTOR = f"{names.LABEL_JOB_UID}=u1"
+OURS = [kind for kind in CACHED if kind not in OPTIONAL]
 TIMEOUT_S = 15.0
 FOREVER = 10**6
 
@@ -125,7 +126,7 @@ async def test_a_leader_begins_without_a_namespace_that_is_refused_and_serves_it
         with pytest.raises(NamespaceRefused, match="take it out of watchNamespaces"):
             await operator.pods(B)
         await until(lambda: refused(server, B, "ConfigMap"), "all kinds to be refused")
-        assert [refused(server, B, kind) for kind in CACHED] == [1] * len(CACHED)
+        assert [refused(server, B, kind) for kind in OURS] == [1] * len(OURS)
         again()
         await until(lambda: refused(server, B) is None and len(operator.changes) == 2, "the namespace to be served")
         assert await operator.pods(B) == {"p"}
@@ -158,7 +159,7 @@ async def test_a_refused_namespace_makes_nobody_unready(server):
         await operator.store.wait_listed(timeout_s=TIMEOUT_S)
         refuse(server, B)
         of_b = [r for r in operator.store.reflectors if r.namespace == B]
-        await until(lambda: all(refused(server, B, kind) for kind in CACHED), "the refusal")
+        await until(lambda: all(refused(server, B, kind) for kind in OURS), "the refusal")
         for entry in of_b:
             entry._heard_at -= 1000
         assert max(operator.store.age_s().values()) < 100

@@ -22,13 +22,14 @@ DEFAULTS = {
     state.DriverView: {"report": None, "silent_s": 0.0},
     state.Observed: {
         "pods": (), "plans": (), "has_service": False, "network_policy": None, "config": None, "driver": None,
-        "unknown": (), "trusted": (), "progress_due": True,
+        "unknown": (), "trusted": (), "queue": None, "progress_due": True,
     },
     state.Event: {"pod": ""},
     state.Instruct: {"switches": 0},
     state.DeletePod: {"for_successor": False, "makes_room": ""},
     state.Decision: {
-        "request_plan": "", "highest_revision": 0, "service": None, "network_policy": None, "delete_network_policy": "",
+        "request_plan": "", "highest_revision": 0, "plan_within": None, "queue": None,
+        "service": None, "network_policy": None, "delete_network_policy": "",
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
         "late_pods": frozenset(), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
         "plan_statuses": (), "delete_plans": (),

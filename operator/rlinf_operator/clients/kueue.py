@@ -1,0 +1,257 @@
+"""Kueue as a provider of queues (queues.py): the job's place is an object `Workload`, which we own.
+
+    queues = Kueue(store, api, metrics=metrics)
+    view = await queues.look(job)            # None: the job has no label, and never had one
+    await queues.carry_out(QueueOrder(kind=OrderKind.ASK, ...), job, now=now)
+
+There is no integration of ours in Kueue itself; this does what those that it has do:
+
+| we write | Kueue writes |
+|---|---|
+| spec once, when the job waits | Admitted, the admission with flavors and counts |
+| QuotaReserved=False and no admission, when evicted pods are gone | Evicted |
+| Finished | |
+
+A Workload has no finalizer of ours: deleting an RLJob leaves nothing. So quota is free at once where somebody deletes
+one by hand, while the job's pods are still drained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from rlinf_api import names, times
+from rlinf_api.errors import Conflict, RLinfError
+from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_operator.clients import objects
+from rlinf_operator.clients.cache import CachedStore
+from rlinf_operator.clients.kube import KubeApi
+from rlinf_operator.manifests import metadata
+from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, PodSet, QueueOrder, QueueStanding, QueueView, Share
+from rlinf_operator.manifests.metadata import JobMeta, Manifest
+from rlinf_operator.metrics import Metrics
+
+KUEUE: Final = "kueue"
+FLAVOR_S: Final = 60.0
+"""How old a ResourceFlavor may be. 60 s: Kueue lets nobody delete one in use, and an edit is for later pods."""
+FLAVORS_KEPT: Final = 256  # a cluster has one for each kind of node
+MESSAGE_CHARS: Final = 1000
+_AGAIN_AT_ONCE: Final = ("Preempted", "NodeFailures")
+"""Evictions after which Kueue's own integrations queue a job again at once; of others Kueue says when."""
+
+
+class Kueue:
+    def __init__(
+        self, store: CachedStore, api: KubeApi, *, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._api, self._metrics, self._clock = store, api, metrics, clock
+        self._flavors: OrderedDict[str, tuple[float, Manifest]] = OrderedDict()
+
+    async def look(self, job: Manifest) -> QueueView | None:
+        meta = job["metadata"]
+        queue = str((meta.get("labels") or {}).get(names.LABEL_QUEUE) or "")
+        if not self._store.serves("Workload", meta["namespace"]):
+            return QueueView(queue=queue, provider="") if queue else None
+        found = await self._find(job, live=bool(queue))
+        if not queue and found is None:
+            return None
+        place = place_of(found, shares=await self._shares(found)) if found is not None else None
+        return QueueView(queue=queue, provider=KUEUE, place=place)
+
+    async def carry_out(self, order: QueueOrder, job: Manifest, *, now: datetime) -> None:
+        namespace, name = job["metadata"]["namespace"], names.workload_name(job["metadata"]["name"])
+        if order.kind is OrderKind.ASK:
+            await self._ask(order, job)
+        else:
+            found = await self._find(job, live=True)
+            if found is None:
+                return
+            if order.kind is OrderKind.LEAVE:
+                await self._leave(found)
+            else:
+                change = (
+                    _given_back(found, now=now)
+                    if order.kind is OrderKind.GIVE_BACK
+                    else _finished(found, order, now=now)
+                )
+                version = found["metadata"]["resourceVersion"]
+                patch = {"metadata": {"resourceVersion": version}, "status": change}
+                await self._store.patch("Workload", name, namespace=namespace, patch=patch, subresource="status")
+        self._metrics.queue_orders.labels(order=str(order.kind)).inc()
+
+    async def _find(self, job: Manifest, *, live: bool) -> Manifest | None:
+        meta = job["metadata"]
+        name = names.workload_name(meta["name"])
+        found = await objects.get_or_none(self._store, "Workload", name, namespace=meta["namespace"], live=live)
+        return found if found is not None and meta["uid"] in objects.owner_uids(found) else None
+
+    async def _leave(self, found: Manifest) -> None:
+        meta = found["metadata"]
+        try:
+            await self._store.delete("Workload", meta["name"], namespace=meta["namespace"], uid=meta["uid"])
+        except (NotFound, Conflict):
+            return  # gone, or another one has the name by now
+
+    async def _ask(self, order: QueueOrder, job: Manifest) -> None:
+        meta = job["metadata"]
+        wanted = workload(job, order)
+        wanted["spec"] |= await self._priority(job, order.pod_sets)
+        try:
+            await self._store.create(wanted)
+        except AlreadyExists as error:
+            existing = await objects.get_or_none(
+                self._store, "Workload", wanted["metadata"]["name"], namespace=meta["namespace"]
+            )
+            if existing is not None and meta["uid"] not in objects.owner_uids(existing):
+                raise RLinfError(
+                    f"Workload {meta['namespace']}/{wanted['metadata']['name']} exists and does not belong to this job",
+                    got=f"owners {sorted(objects.owner_uids(existing)) or 'none'}", wanted=f"RLJob uid {meta['uid']}",
+                    next="delete it",
+                ) from error  # fmt: skip
+
+    async def _priority(self, job: Manifest, pod_sets: tuple[PodSet, ...]) -> Manifest:
+        """Kueue wants the number beside the class's name. A class of its own, by label, over that of the pods."""
+        label = (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE_PRIORITY)
+        of_pods = next((n for s in pod_sets if (n := s.template["spec"].get("priorityClassName"))), "")
+        name, kind, group = str(label or of_pods), "PriorityClass", "scheduling.k8s.io"
+        if label:
+            kind, group = "WorkloadPriorityClass", "kueue.x-k8s.io"
+        if not name:
+            return {}
+        try:
+            found = await self._api.get(kind, name)
+        except NotFound as error:
+            where = f"label {names.LABEL_QUEUE_PRIORITY}" if label else "the templates' priorityClassName"
+            raise RLinfError(
+                f"{kind} {name!r} is not there", got=f"{where}: {name}", wanted=f"an existing {kind}",
+                next="make it, or name another",
+            ) from error  # fmt: skip
+        return {
+            "priority": int(found.get("value") or 0),
+            "priorityClassRef": {"group": group, "kind": kind, "name": name},
+        }
+
+    async def _shares(self, found: Manifest) -> dict[str, Share]:
+        """Flavors' labels and tolerations, and what admission checks add (a node pool that was made for the job)."""
+        status = found.get("status") or {}
+        shares = {}
+        for assigned in (status.get("admission") or {}).get("podSetAssignments") or []:
+            parts = []
+            for flavor in sorted(set((assigned.get("flavors") or {}).values())):
+                spec = (await self._flavor(flavor)).get("spec") or {}
+                parts.append({"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")})
+            for check in status.get("admissionChecks") or []:
+                parts += [u for u in check.get("podSetUpdates") or [] if u.get("name") == assigned["name"]]
+            shares[assigned["name"]] = _share(int(assigned.get("count") or 0), parts)
+        return shares
+
+    async def _flavor(self, name: str) -> Manifest:
+        known = self._flavors.get(name)
+        if known is not None and self._clock() - known[0] < FLAVOR_S:
+            return known[1]
+        found = await self._api.get("ResourceFlavor", name)
+        self._flavors[name] = (self._clock(), found)
+        self._flavors.move_to_end(name)
+        if len(self._flavors) > FLAVORS_KEPT:
+            self._flavors.popitem(last=False)
+        return found
+
+
+def workload(job: Manifest, order: QueueOrder) -> Manifest:
+    """Without its priority."""
+    meta = job["metadata"]
+    owner = JobMeta(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+    sets: list[Manifest] = []
+    for one in order.pod_sets:
+        least = {"minCount": one.least} if one.least is not None else {}
+        sets.append({"name": one.name, "count": one.count, "template": one.template, **least})
+    return {
+        "kind": "Workload",
+        "metadata": metadata.metadata(owner, names.workload_name(owner.name), label=metadata.labels(owner)),
+        "spec": {"active": True, "queueName": order.queue, "podSets": sets},
+    }
+
+
+def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
+    spec, listed = found.get("spec") or {}, _conditions(found)
+
+    def is_true(kind: str) -> bool:
+        return listed.get(kind, {}).get("status") == "True"
+
+    holds, evicted = is_true("QuotaReserved"), listed.get("Evicted", {})
+    if "deletionTimestamp" in found["metadata"]:
+        standing, words = QueueStanding.GOING, {}
+    elif spec.get("active") is False:
+        standing, words = QueueStanding.STOPPED, evicted if is_true("Evicted") else {}
+    elif is_true("Evicted") and holds:
+        standing, words = QueueStanding.WITHDRAWN, evicted
+    elif is_true("Admitted") and holds:
+        standing, words = QueueStanding.GRANTED, {}
+    else:
+        standing, words = QueueStanding.WAITS, listed.get("Admitted" if holds else "QuotaReserved", {})
+    reason, said = str(words.get("reason") or ""), str(words.get("message") or "")
+    queue = ((found.get("status") or {}).get("admission") or {}).get("clusterQueue")
+    message = f"ClusterQueue {queue}" if standing is QueueStanding.GRANTED else f"{said} ({reason})" if said else reason
+    return PlaceInQueue(
+        name=found["metadata"]["name"], uid=found["metadata"]["uid"], queue=str(spec.get("queueName") or ""),
+        standing=standing, holds=holds, finished=is_true("Finished"), message=message[:MESSAGE_CHARS],
+        shares=shares if standing is QueueStanding.GRANTED else {},
+    )  # fmt: skip
+
+
+def _share(count: int, parts: list[Manifest]) -> Share:
+    def merged(key: str) -> dict[str, str]:
+        return {name: str(value) for part in parts for name, value in (part.get(key) or {}).items()}
+
+    tolerations: list[Mapping[str, Any]] = []
+    for part in parts:
+        tolerations += [t for t in part.get("tolerations") or [] if t not in tolerations]
+    return Share(
+        count=count, labels=merged("labels"), annotations=merged("annotations"), node_selector=merged("nodeSelector"),
+        tolerations=tuple(tolerations),
+    )  # fmt: skip
+
+
+def _given_back(found: Manifest, *, now: datetime) -> Manifest:
+    """As Kueue's own integrations do it once a job's pods are gone: only then others may have the quota."""
+    evicted = _conditions(found).get("Evicted", {})
+    reason, said = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
+    again = "True" if reason in _AGAIN_AT_ONCE else "False"
+    changed = [
+        {"type": "Requeued", "status": again, "reason": reason, "message": said},
+        {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": said},
+        {
+            "type": "Admitted",
+            "status": "False",
+            "reason": "NoReservation",
+            "message": "The workload has no reservation",
+        },
+    ]
+    return {"admission": None, "conditions": _with(found, changed, now=now)}
+
+
+def _finished(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
+    reason = "Succeeded" if order.succeeded else "Failed"
+    finished = {"type": "Finished", "status": "True", "reason": reason, "message": order.message[:MESSAGE_CHARS]}
+    return {"conditions": _with(found, [finished], now=now)}
+
+
+def _conditions(found: Manifest) -> dict[str, Manifest]:
+    return {c["type"]: c for c in (found.get("status") or {}).get("conditions") or []}
+
+
+def _with(found: Manifest, changed: list[Manifest], *, now: datetime) -> list[Manifest]:
+    """A merge patch replaces the whole list; it goes with the version that was read."""
+    listed = _conditions(found)
+    generation = int(found["metadata"].get("generation") or 0)
+    for new in changed:
+        old = listed.get(new["type"], {})
+        kept = old.get("status") == new["status"] and old.get("lastTransitionTime")
+        listed[new["type"]] = {
+            **new, "observedGeneration": generation, "lastTransitionTime": kept or times.text(now),
+        }  # fmt: skip
+    return list(listed.values())

@@ -1,0 +1,146 @@
+"""What a queue is asked for and what it grants, in words of no provider: sets of like pods and their nodes. Pure.
+
+`decide` makes and reads these; clients/queues.py turns them into a provider's objects and back. Set `driver` is the
+driver's pod, each other one bears a pool's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from rlinf_api import names
+from rlinf_api.job import RLJobSpec, as_range
+from rlinf_operator.manifests import pods
+from rlinf_operator.manifests.metadata import JobMeta, Manifest
+from rlinf_operator.settings import OperatorSettings
+
+DRIVER_SET: Final = names.COMPONENT_DRIVER
+_OF_THE_POD: Final = (
+    "nodeSelector", "affinity", "tolerations", "overhead", "runtimeClassName", "priorityClassName", "resourceClaims",
+    "topologySpreadConstraints",
+)  # fmt: skip
+_OF_A_CONTAINER: Final = ("name", "image", "resources", "restartPolicy")
+"""What a queue counts, and chooses flavors by. A whole pod would be ten times as much in each copy of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSet:
+    name: str
+    count: int
+    least: int | None = None
+    """The job would also run with so few; None: with no fewer than `count`."""
+    template: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of one pod set: how many pods may run, and what each must have for the nodes that were chosen."""
+
+    count: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+class QueueStanding(StrEnum):
+    WAITS = "Waits"
+    GRANTED = "Granted"
+    WITHDRAWN = "Withdrawn"  # it was granted; the pods are to go, and it is given back
+    STOPPED = "Stopped"  # somebody took it out of the queue, by hand or by a rule of the provider
+    GOING = "Going"  # the object is being deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInQueue:
+    """What the job's place in its queue is, by the provider's object."""
+
+    name: str
+    uid: str
+    queue: str
+    standing: QueueStanding
+    holds: bool = False
+    """Quota counts for it, granted or not."""
+    finished: bool = False
+    message: str = ""
+    """The provider's own words."""
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    """Of each pod set, once granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    queue: str
+    """By the job's label; empty: it has none, but had one."""
+    provider: str
+    """Who serves queues here; empty: nobody does."""
+    place: PlaceInQueue | None = None
+
+
+class OrderKind(StrEnum):
+    ASK = "ask"
+    GIVE_BACK = "give_back"  # after a withdrawal, once the pods are gone: it waits again
+    LEAVE = "leave"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOrder:
+    """What the provider is told."""
+
+    kind: OrderKind
+    queue: str = ""
+    pod_sets: tuple[PodSet, ...] = ()
+    succeeded: bool = False
+    message: str = ""
+
+
+def pod_sets(
+    job: JobMeta, spec: RLJobSpec, counts: Mapping[str, int], *, settings: OperatorSettings
+) -> tuple[PodSet, ...]:
+    """Of the driver, and of each pool that has pods. One of them may shrink, as Kueue takes one at most: the one with
+    the most pods to spare."""
+    spare = {p.name: counts[p.name] - max(1, as_range(p.pods).min) for p in spec.pools if counts.get(p.name, 0) > 0}
+    shrinks = max(spare, key=lambda name: (spare[name], name), default="")
+    one = pods.driver(job, spec, attempt=1, life=1, settings=settings)
+    found = [PodSet(name=DRIVER_SET, count=1, template=_template(one.manifest))]
+    for pool in spec.pools:
+        if pool.name in spare:
+            one = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=settings)
+            least = max(1, as_range(pool.pods).min) if pool.name == shrinks and spare[shrinks] > 0 else None
+            count = counts[pool.name]
+            found.append(PodSet(name=pool.name, count=count, least=least, template=_template(one.manifest)))
+    return tuple(found)
+
+
+def placed(pod: Manifest, share: Share) -> Manifest:
+    """The pod as the grant wants it. What the grant says of nodes wins: another one is not counted by the queue."""
+    meta, spec = pod["metadata"], pod["spec"]
+    known = list(spec.get("tolerations") or [])
+    selector = {**(spec.get("nodeSelector") or {}), **share.node_selector}
+    more = [dict(toleration) for toleration in share.tolerations if toleration not in known]
+    return {
+        **pod,
+        "metadata": {
+            **meta,
+            **({"labels": {**share.labels, **meta.get("labels", {})}} if share.labels else {}),
+            **({"annotations": {**share.annotations, **meta.get("annotations", {})}} if share.annotations else {}),
+        },
+        "spec": {
+            **spec,
+            **({"tolerations": known + more} if more else {}),
+            **({"nodeSelector": selector} if share.node_selector else {}),
+        },
+    }  # fmt: skip
+
+
+def _template(pod: Manifest) -> Manifest:
+    spec = pod["spec"]
+    kept: Manifest = {key: spec[key] for key in _OF_THE_POD if key in spec}
+    for group in ("initContainers", "containers"):
+        if listed := spec.get(group):
+            kept[group] = [{key: c[key] for key in _OF_A_CONTAINER if key in c} for c in listed]
+    return {"metadata": {}, "spec": kept}

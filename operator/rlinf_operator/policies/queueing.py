@@ -1,0 +1,133 @@
+"""Whether a job may have pods, by its queue. Pure.
+
+| the job | Admitted | follows |
+|---|---|---|
+| has no label `kueue.x-k8s.io/queue-name` | True/NoQueue | pods at once |
+| nobody serves queues here | False/NoProvider | no pod; a job that has pods keeps them |
+| waits | False/Queued | no pod |
+| is admitted | True/Admitted | pods, where its share of the quota says |
+| is evicted, or its place was deleted | False/Evicted | drained within the grace, then it waits again |
+| is deactivated | False/Deactivated | drained; it stays so until somebody activates it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlinf_api import names
+from rlinf_api.conditions import Reason, Status
+from rlinf_operator.manifests.asking import DRIVER_SET, OrderKind, QueueOrder, QueueStanding, QueueView, Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueGate:
+    opens: bool
+    status: Status
+    reason: Reason
+    message: str
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    """Of each pod set; empty where no queue counts them."""
+
+    def most(self) -> dict[str, int] | None:
+        """Pods that each pool may have; None: as many as its plan wants."""
+        return {name: share.count for name, share in self.shares.items() if name != DRIVER_SET} or None
+
+    def share_of(self, pool: str) -> Share | None:
+        """`pool`: empty for the driver."""
+        return self.shares.get(pool or DRIVER_SET)
+
+
+NO_QUEUE = QueueGate(
+    opens=True, status=Status.TRUE, reason=Reason.NO_QUEUE, message="no queue is configured; pods start at once"
+)
+
+
+def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
+    """`has_pods`: it was admitted before; without a provider nobody can take that back."""
+    if view is None or not view.queue:
+        return NO_QUEUE
+    if not view.provider:
+        message = (
+            f"label {names.LABEL_QUEUE} is {view.queue!r}, and no Kueue serves kueue.x-k8s.io/v1beta2 here; install "
+        )
+        message += "Kueue, or take the label off"
+        told = f"{message}; the pods that the job has stay" if has_pods else message
+        return QueueGate(opens=has_pods, status=Status.FALSE, reason=Reason.NO_PROVIDER, message=told)
+    place = view.place
+    if place is None or place.finished or place.standing is QueueStanding.GOING:
+        gone = has_pods or place is not None
+        message = (
+            f"it has no place in queue {view.queue!r} any more and asks anew"
+            if gone
+            else f"queue {view.queue!r} is asked"
+        )
+        return _closed(Reason.EVICTED if has_pods else Reason.QUEUED, message)
+    words = f": {place.message}" if place.message else ""
+    if place.standing is QueueStanding.STOPPED:
+        how = f"set spec.active of Workload {place.name} to true to go on"
+        return _closed(Reason.DEACTIVATED, f"Workload {place.name} is deactivated{words}; {how}")
+    if place.standing is QueueStanding.WITHDRAWN or (place.standing is QueueStanding.WAITS and has_pods):
+        return _closed(Reason.EVICTED, f"queue {place.queue!r} took its admission back{words}")
+    if place.standing is QueueStanding.WAITS:
+        return _closed(Reason.QUEUED, f"it waits in queue {place.queue!r}{words}")
+    elsewhere = (
+        f"; label {names.LABEL_QUEUE} says {view.queue!r}: suspend the job to move it"
+        if place.queue != view.queue
+        else ""
+    )
+    return QueueGate(
+        opens=True, status=Status.TRUE, reason=Reason.ADMITTED, shares=place.shares,
+        message=f"queue {place.queue!r} admitted it{words}{elsewhere}",
+    )  # fmt: skip
+
+
+def asks(view: QueueView) -> OrderKind | None:
+    """What the provider is told of a job that has no pods and is to have none now."""
+    place = view.place
+    if not view.provider:
+        return None
+    if place is None:
+        return OrderKind.ASK
+    if place.standing is QueueStanding.GOING:
+        return None
+    if place.holds and place.standing in (QueueStanding.WITHDRAWN, QueueStanding.STOPPED):
+        return OrderKind.GIVE_BACK
+    # One that finished is of an earlier job of this name, and counts for nothing.
+    moved = place.queue != view.queue and not place.holds
+    return OrderKind.LEAVE if moved or place.finished else None
+
+
+def leaves(view: QueueView | None, *, pods_left: bool) -> QueueOrder | None:
+    """Of a job that does not want to run: one that its user, or a rule, suspends. A place that somebody deactivated is
+    kept: who suspends a job and takes that back would activate it otherwise."""
+    place = view.place if view is not None else None
+    if place is None or pods_left or place.standing in (QueueStanding.STOPPED, QueueStanding.GOING):
+        return None
+    return QueueOrder(kind=OrderKind.LEAVE)
+
+
+def finishes(view: QueueView | None, *, at_work: bool, succeeded: bool, message: str) -> QueueOrder | None:
+    place = view.place if view is not None else None
+    if place is None or at_work or place.finished or place.standing is QueueStanding.GOING:
+        return None
+    return QueueOrder(kind=OrderKind.FINISH, succeeded=succeeded, message=message)
+
+
+def exceeds(pods: Mapping[str, int], most: Mapping[str, int] | None) -> str:
+    """Why a plan that wants so many pods per pool is not covered by what was admitted.
+
+    >>> exceeds({"gpu": 4}, {"gpu": 2})
+    'it needs 4 pods of pool gpu, and the queue admitted 2'
+    """
+    over = ((pool, count, (most or {}).get(pool, 0)) for pool, count in sorted(pods.items()))
+    found = [
+        f"it needs {count} pods of pool {pool}, and the queue admitted {most_}"
+        for pool, count, most_ in over
+        if count > most_
+    ]
+    return found[0] if most is not None and found else ""
+
+
+def _closed(reason: Reason, message: str) -> QueueGate:
+    return QueueGate(opens=False, status=Status.FALSE, reason=reason, message=message)
