@@ -74,8 +74,8 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
     ),
     AccessRule(group="", resource="events", verbs=("create",), why="what happened, for people"),
     AccessRule(
-        group="kueue.x-k8s.io", resource="workloads", verbs=("create", "delete", "get", "list", "watch"),
-        why="the place of a job in its queue; delete: of one that is suspended",
+        group="kueue.x-k8s.io", resource="workloads", verbs=("create", "delete", "get", "list", "patch", "watch"),
+        why="the place of a job in its queue; patch: while it waits; delete: of one that is suspended",
     ),
     AccessRule(
         group="kueue.x-k8s.io", resource="workloads/status", verbs=("patch",),

@@ -106,6 +106,10 @@ def workload(cluster: Cluster, namespace: str, job: str) -> Manifest:
     return found
 
 
+def requests(found: Manifest) -> list[Manifest]:
+    return [s["template"]["spec"]["containers"][0]["resources"]["requests"] for s in found["spec"]["podSets"]]
+
+
 def activate(cluster: Cluster, namespace: str, job: str, *, active: bool) -> None:
     path = f"{KUEUE}/namespaces/{namespace}/workloads/rljob-{job}"
     cluster.api.request("PATCH", path, body={"spec": {"active": active}}, kind="application/merge-patch+json")
@@ -125,6 +129,16 @@ def test_the_second_of_two_jobs_waits_and_both_run_where_their_flavor_says(
         namespace, "second", lambda job: said(job, "Admitted") == ("False", "Queued"), what="the second to wait"
     )
     assert waits["status"]["state"] == "Queued"
+    asked = workload(cluster, namespace, "second")
+    edit = [{"op": "add", "path": "/spec/pools/0/slots/memory", "value": "700Mi"}]
+    cluster.kubectl("-n", namespace, "patch", "rljob", "second", "--type=json", "-p", json.dumps(edit))
+
+    def changed() -> bool:
+        now = workload(cluster, namespace, "second")
+        assert now["metadata"]["uid"] == asked["metadata"]["uid"], "it keeps its place"
+        return bool(requests(now) != requests(asked))
+
+    until(changed, what="the Workload to ask for what the job needs now", timeout_s=30)
     plane.until(namespace, "first", is_complete, what="the first to complete", timeout_s=LIMIT_S)
     nodes: set[str] = set()
     specs: list[dict[str, Any]] = []
@@ -137,6 +151,7 @@ def test_the_second_of_two_jobs_waits_and_both_run_where_their_flavor_says(
 
     until(done, what="the second to complete", timeout_s=LIMIT_S, every_s=0.2)
     assert nodes == {cluster.nodes[1].name}
+    assert condition(workload(cluster, namespace, "first"), "PodsReady") == "True"
     assert all(spec["nodeSelector"] == FAST for spec in specs)
     for name in ("first", "second"):
         until(

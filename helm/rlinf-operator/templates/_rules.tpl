@@ -22,8 +22,8 @@
 - {apiGroups: [""], resources: [secrets], verbs: [create, patch]}
 # what happened, for people
 - {apiGroups: [""], resources: [events], verbs: [create]}
-# the place of a job in its queue; delete: of one that is suspended
-- {apiGroups: [kueue.x-k8s.io], resources: [workloads], verbs: [create, delete, get, list, watch]}
+# the place of a job in its queue; patch: while it waits; delete: of one that is suspended
+- {apiGroups: [kueue.x-k8s.io], resources: [workloads], verbs: [create, delete, get, list, patch, watch]}
 # quota given back after an eviction; Finished
 - {apiGroups: [kueue.x-k8s.io], resources: [workloads/status], verbs: [patch]}
 {{- end -}}

@@ -8,9 +8,9 @@ There is no integration of ours in Kueue itself; this does what those that it ha
 
 | we write | Kueue writes |
 |---|---|
-| spec once, when the job waits | Admitted, the admission with flavors and counts |
+| spec when the job waits; again where what it asks for changes | Admitted, the admission with flavors and counts |
 | QuotaReserved=False and no admission, when evicted pods are gone | Evicted |
-| Finished | |
+| PodsReady, once for each admission; Finished | |
 
 A Workload has no finalizer of ours: deleting an RLJob leaves nothing. So quota is free at once where somebody deletes
 one by hand, while the job's pods are still drained.
@@ -30,7 +30,7 @@ from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import KubeApi
-from rlinf_operator.manifests import metadata
+from rlinf_operator.manifests import asking, metadata
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, PodSet, QueueOrder, QueueStanding, QueueView, Share
 from rlinf_operator.manifests.metadata import JobMeta, Manifest
 from rlinf_operator.metrics import Metrics
@@ -72,14 +72,18 @@ class Kueue:
                 return
             if order.kind is OrderKind.LEAVE:
                 await self._leave(found)
+            elif order.kind is OrderKind.CHANGE:
+                made = workload(job, order)
+                meta: Manifest = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                patch: Manifest = {"metadata": meta, "spec": {"queueName": order.queue}}
+                if order.pod_sets:
+                    meta["annotations"] = made["metadata"]["annotations"]
+                    patch["spec"]["podSets"] = made["spec"]["podSets"]
+                await self._store.patch("Workload", name, namespace=namespace, patch=patch)
             else:
-                change = (
-                    _given_back(found, now=now)
-                    if order.kind is OrderKind.GIVE_BACK
-                    else _finished(found, order, now=now)
-                )
-                version = found["metadata"]["resourceVersion"]
-                patch = {"metadata": {"resourceVersion": version}, "status": change}
+                change = _CHANGES[order.kind](found, order, now=now)
+                version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                patch = {"metadata": version, "status": change}
                 await self._store.patch("Workload", name, namespace=namespace, patch=patch, subresource="status")
         self._metrics.queue_orders.labels(order=str(order.kind)).inc()
 
@@ -171,7 +175,12 @@ def workload(job: Manifest, order: QueueOrder) -> Manifest:
         sets.append({"name": one.name, "count": one.count, "template": one.template, **least})
     return {
         "kind": "Workload",
-        "metadata": metadata.metadata(owner, names.workload_name(owner.name), label=metadata.labels(owner)),
+        "metadata": metadata.metadata(
+            owner,
+            names.workload_name(owner.name),
+            label=metadata.labels(owner),
+            annotations={names.ANNOTATION_INPUTS: asking.inputs(order.pod_sets)},
+        ),
         "spec": {"active": True, "queueName": order.queue, "podSets": sets},
     }
 
@@ -193,14 +202,22 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
         standing, words = QueueStanding.GRANTED, {}
     else:
         standing, words = QueueStanding.WAITS, listed.get("Admitted" if holds else "QuotaReserved", {})
+    annotations = found["metadata"].get("annotations") or {}
     reason, said = str(words.get("reason") or ""), str(words.get("message") or "")
     queue = ((found.get("status") or {}).get("admission") or {}).get("clusterQueue")
     message = f"ClusterQueue {queue}" if standing is QueueStanding.GRANTED else f"{said} ({reason})" if said else reason
     return PlaceInQueue(
-        name=found["metadata"]["name"], uid=found["metadata"]["uid"], queue=str(spec.get("queueName") or ""),
-        standing=standing, holds=holds, finished=is_true("Finished"), message=message[:MESSAGE_CHARS],
+        name=found["metadata"]["name"],
+        uid=found["metadata"]["uid"],
+        queue=str(spec.get("queueName") or ""),
+        standing=standing,
+        holds=holds,
+        asked=annotations.get(names.ANNOTATION_INPUTS, ""),
+        ready=is_true("PodsReady"),
+        finished=is_true("Finished"),
+        message=message[:MESSAGE_CHARS],
         shares=shares if standing is QueueStanding.GRANTED else {},
-    )  # fmt: skip
+    )
 
 
 def _share(count: int, parts: list[Manifest]) -> Share:
@@ -216,7 +233,7 @@ def _share(count: int, parts: list[Manifest]) -> Share:
     )  # fmt: skip
 
 
-def _given_back(found: Manifest, *, now: datetime) -> Manifest:
+def _given_back(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
     """As Kueue's own integrations do it once a job's pods are gone: only then others may have the quota."""
     evicted = _conditions(found).get("Evicted", {})
     reason, said = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
@@ -231,13 +248,29 @@ def _given_back(found: Manifest, *, now: datetime) -> Manifest:
             "message": "The workload has no reservation",
         },
     ]
+    if "PodsReady" in _conditions(found):  # of the pods that are gone
+        changed.append(
+            {"type": "PodsReady", "status": "False", "reason": "WaitForStart", "message": "Not all pods are ready"}
+        )
     return {"admission": None, "conditions": _with(found, changed, now=now)}
+
+
+def _ready(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
+    ready = {"type": "PodsReady", "status": "True", "reason": "Started", "message": "All pods are ready"}
+    return {"conditions": _with(found, [ready], now=now)}
 
 
 def _finished(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
     reason = "Succeeded" if order.succeeded else "Failed"
     finished = {"type": "Finished", "status": "True", "reason": reason, "message": order.message[:MESSAGE_CHARS]}
     return {"conditions": _with(found, [finished], now=now)}
+
+
+_CHANGES: Final = {
+    OrderKind.GIVE_BACK: _given_back,
+    OrderKind.READY: _ready,
+    OrderKind.FINISH: _finished,
+}  # fmt: skip
 
 
 def _conditions(found: Manifest) -> dict[str, Manifest]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlinf_api import names
 from rlinf_api.job import RLJobSpec, as_range
 from rlinf_operator.manifests import pods
-from rlinf_operator.manifests.metadata import JobMeta, Manifest
+from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest
 from rlinf_operator.settings import OperatorSettings
 
 DRIVER_SET: Final = names.COMPONENT_DRIVER
@@ -64,6 +64,10 @@ class PlaceInQueue:
     standing: QueueStanding
     holds: bool = False
     """Quota counts for it, granted or not."""
+    asked: str = ""
+    """Hash of the pod sets that it was asked for."""
+    ready: bool = False
+    """The provider was told that all pods of this admission are ready."""
     finished: bool = False
     message: str = ""
     """The provider's own words."""
@@ -82,7 +86,9 @@ class QueueView:
 
 class OrderKind(StrEnum):
     ASK = "ask"
+    CHANGE = "change"  # what it waits for, or in which queue
     GIVE_BACK = "give_back"  # after a withdrawal, once the pods are gone: it waits again
+    READY = "ready"
     LEAVE = "leave"
     FINISH = "finish"
 
@@ -114,6 +120,17 @@ def pod_sets(
             count = counts[pool.name]
             found.append(PodSet(name=pool.name, count=count, least=least, template=_template(one.manifest)))
     return tuple(found)
+
+
+def inputs(asked: tuple[PodSet, ...]) -> str:
+    """A hash of what a queue counts. Images are not: an operator's upgrade, which has others, is no other question."""
+
+    def counted(pod: Manifest) -> Manifest:
+        groups = {key: pod["spec"].get(key, []) for key in ("initContainers", "containers")}
+        containers = {key: [{k: v for k, v in c.items() if k != "image"} for c in g] for key, g in groups.items()}
+        return {**pod["spec"], **containers}
+
+    return digest([[one.name, one.count, one.least, counted(one.template)] for one in asked])
 
 
 def placed(pod: Manifest, share: Share) -> Manifest:

@@ -82,20 +82,32 @@ def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
     )  # fmt: skip
 
 
-def asks(view: QueueView) -> OrderKind | None:
-    """What the provider is told of a job that has no pods and is to have none now."""
+def asks(view: QueueView, *, wanted: str) -> OrderKind | None:
+    """What the provider is told of a job that has no pods and is to have none now. `wanted`: hash of the pod sets that
+    it would ask for; empty: nobody knows yet."""
     place = view.place
     if not view.provider:
         return None
     if place is None:
-        return OrderKind.ASK
+        return OrderKind.ASK if wanted else None
     if place.standing is QueueStanding.GOING:
         return None
     if place.holds and place.standing in (QueueStanding.WITHDRAWN, QueueStanding.STOPPED):
         return OrderKind.GIVE_BACK
-    # One that finished is of an earlier job of this name, and counts for nothing.
-    moved = place.queue != view.queue and not place.holds
-    return OrderKind.LEAVE if moved or place.finished else None
+    if place.finished:  # by somebody: nothing that is finished waits
+        return OrderKind.LEAVE
+    moved = place.queue != view.queue or (wanted and place.asked != wanted)
+    return OrderKind.CHANGE if moved and not place.holds else None
+
+
+def of_running(view: QueueView | None, *, ready: bool) -> QueueOrder | None:
+    """Of a job that may have pods. A provider that waits for pods to be ready evicts those that nobody calls so; it is
+    told once for each admission. A job whose label was taken off leaves."""
+    if view is not None and not view.queue:
+        return leaves(view, pods_left=False)
+    place = view.place if view is not None else None
+    granted = place is not None and place.standing is QueueStanding.GRANTED and not place.ready
+    return QueueOrder(kind=OrderKind.READY) if granted and ready else None
 
 
 def leaves(view: QueueView | None, *, pods_left: bool) -> QueueOrder | None:

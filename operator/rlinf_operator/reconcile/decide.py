@@ -86,12 +86,11 @@ def _queue_up(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
         draft.set(JobCondition.SUSPENDED, Status.TRUE, Reason.SUSPENDED_BY_QUEUE, f"no pods; {gate.message}")
     else:
         draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
-    order = None
-    if view is not None and (kind := queueing.asks(view)) is not None:
-        order = QueueOrder(kind=kind)
-        if kind is OrderKind.ASK:
-            sets = asking.pod_sets(observed.job, spec, choice.pods(), settings=draft.settings)
-            order = replace(order, queue=view.queue, pod_sets=sets) if choice.current is not None else None
+    sets: tuple[asking.PodSet, ...] = ()
+    if choice.current is not None:
+        sets = asking.pod_sets(observed.job, spec, choice.pods(), settings=draft.settings)
+    kind = queueing.asks(view, wanted=asking.inputs(sets) if sets else "") if view is not None else None
+    order = QueueOrder(kind=kind, queue=view.queue, pod_sets=sets) if view is not None and kind is not None else None
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
@@ -117,7 +116,7 @@ def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
     if observed.status.attempt and observed.queue is not None and not (gate := _gate(draft)).opens:
         if _left(draft):
             return _suspend(draft, None, gate=gate)
-        if queueing.asks(observed.queue) is OrderKind.GIVE_BACK:  # others wait for it
+        if queueing.asks(observed.queue, wanted="") is OrderKind.GIVE_BACK:  # others wait for it
             order = QueueOrder(kind=OrderKind.GIVE_BACK)
     suspended = draft.find(JobCondition.SUSPENDED)
     if suspended is not None and suspended.status is not Status.FALSE:  # the memory that a resume is a new life
@@ -257,12 +256,13 @@ def _write_running(
         replaced = set() if first else {f"pool:{p.pool}" if p.pool else "driver" for p in found.create}
         certified = tuple(part for part in certified if part in replaced)
     renewal_s = (expire - life / 3 - now).total_seconds() if expire is not None and not renew else None
+    ready = draft.find(JobCondition.PODS_READY)
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
         plan_within=gate.most(),
-        queue=_leaves_what_it_no_longer_asks(observed),
+        queue=queueing.of_running(observed.queue, ready=ready is not None and ready.status is Status.TRUE),
         service=None if observed.has_service else network.headless(observed.job),
         network_policy=policy,
         delete_network_policy=unwanted_policy,
@@ -296,12 +296,6 @@ def _adjust(spec: RLJobSpec, report: DriverReport | None, *, target: Target | No
         return None
     goal = goal_of(spec)
     return Adjust(target=target, goal=goal, why=goal.since(report.goal)) if goal != report.goal else None
-
-
-def _leaves_what_it_no_longer_asks(observed: Observed) -> QueueOrder | None:
-    """Of a job whose label was taken off."""
-    view = observed.queue
-    return queueing.leaves(view, pods_left=False) if view is not None and not view.queue else None
 
 
 def _render(
@@ -430,7 +424,7 @@ def _suspend(
     elif gate is not None:
         reason = Reason.SUSPENDED_BY_QUEUE if reason is Reason.SUSPENDED_BY_USER else reason
         message = message if gate.message in message else f"{message}; {gate.message}"
-    if gate is None and (order := queueing.leaves(observed.queue, pods_left=bool(left))) is not None:
+    if (order := queueing.leaves(observed.queue, pods_left=bool(left))) is not None:
         draft.set(JobCondition.ADMITTED, Status.FALSE, Reason.STOPPED, "its place in the queue is given back")
     draft.set(JobCondition.SUSPENDED, verdict.status, reason, message)
     draining = verdict.phase is suspend.SuspendPhase.DRAINING

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_api.conditions import PlanCondition, state_of
-from rlinf_api.job import FailureAction
+from rlinf_api.conditions import Condition, PlanCondition, Status, state_of
+from rlinf_api.job import FailureAction, RLJobStatus
 from rlinf_api.report import DriverState
+from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, QueueStanding, QueueView, Share
+from rlinf_operator.reconcile.events import of_transition
 from tests import builders_plans
 from tests.builders import World, ppo_job
 from tests.builders_plans import store_statuses
@@ -24,10 +26,19 @@ SHARES = {
 }
 
 
+def _asked_for() -> str:
+    world = ppo_job().with_spec(checkpoint={"uri": "/c"}).world().planned()
+    sets = asking.pod_sets(world.job, ppo_job().parsed(), {"sim": 2, "train": 1}, settings=world.settings)
+    return asking.inputs(sets)
+
+
+ASKED_FOR = _asked_for()
+
+
 def place(standing: QueueStanding, *, queue: str = "team", **fields: Any) -> QueueView:
     shares = SHARES if standing is QueueStanding.GRANTED else {}
     holds = standing in (QueueStanding.GRANTED, QueueStanding.WITHDRAWN)
-    known: dict[str, Any] = {"holds": holds, "shares": shares} | fields
+    known: dict[str, Any] = {"holds": holds, "shares": shares, "asked": ASKED_FOR} | fields
     found = PlaceInQueue(name="rljob-math", uid="w1", queue=queue, standing=standing, **known)
     return QueueView(queue="team", provider="kueue", place=found)
 
@@ -49,6 +60,7 @@ def admitted(**spec: Any) -> World:
     world.queue = place(QueueStanding.GRANTED)
     world.created().all_ready().report(plan_revision=1, plan_switches=1, step=5)
     world.step()
+    world.queue = place(QueueStanding.GRANTED, ready=True)
     return world
 
 
@@ -76,6 +88,7 @@ def test_the_life_of_a_job_in_a_queue():
     story.step("it is admitted")
     world.all_ready().report(plan_revision=1, plan_switches=1, step=5)
     story.step("it steps")
+    world.queue = place(QueueStanding.GRANTED, ready=True, message="ClusterQueue all")
     world.queue = place(QueueStanding.WITHDRAWN, message="preempted (Preempted)")
     world.later(10)
     story.step("it is evicted")
@@ -145,6 +158,27 @@ def test_the_queue_is_asked_once_for_the_pods_of_the_first_plan():
     assert world.names() == []
 
 
+def test_an_edit_of_a_job_that_waits_changes_what_it_asks_for_and_an_upgrade_does_not():
+    world = queued()
+    world.step()
+    asked = world.step().queue
+    assert asked is not None
+    world.queue = place(QueueStanding.WAITS, asked=asking.inputs(asked.pod_sets))
+    assert order(world) is None
+    world.settings = replace(world.settings, worker_image="rlinf-worker:next", driver_image="rlinf-driver:next")
+    assert order(world) is None
+    pools = [
+        {**p, "slots": {"perPod": 4, "cpu": "2"}} if p["name"] == "sim" else p for p in world.manifest["spec"]["pools"]
+    ]
+    world.edit(pools=pools)
+    told = world.step().queue
+    assert told is not None
+    assert told.kind is OrderKind.CHANGE
+    assert told.pod_sets[1].template["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "8"
+    world.queue = place(QueueStanding.WAITS, asked="older", holds=True)
+    assert order(world) is None, "it cannot be changed while quota is reserved"
+
+
 def test_of_pools_that_may_shrink_one_says_so():
     world = queued(builders_plans.job())
     world.planned()
@@ -175,6 +209,20 @@ def test_pods_go_where_the_share_of_their_set_says():
     assert train["metadata"]["labels"]["provisioned"] == "yes"
     assert train["metadata"]["labels"]["rlinf.io/job"] == "math"
     assert train["metadata"]["annotations"]["note"] == "a"
+
+
+def test_the_provider_is_told_once_that_all_pods_are_ready():
+    world = queued()
+    world.step()
+    world.step()
+    world.queue = place(QueueStanding.GRANTED)
+    assert [order(world) for _ in range(2)] == [None, None]
+    world.all_ready()
+    assert order(world) is OrderKind.READY
+    world.queue = place(QueueStanding.GRANTED, ready=True)
+    assert order(world) is None
+    world.queue = NOBODY
+    assert order(world) is None
 
 
 def test_a_replaced_pod_goes_there_too():
@@ -279,9 +327,11 @@ def test_another_queue_is_moved_to_by_a_job_that_waits_and_not_by_one_that_runs(
     world = queued()
     world.step()
     world.queue = place(QueueStanding.WAITS, queue="other")
-    assert order(world) is OrderKind.LEAVE
+    told = world.step().queue
+    assert told is not None
+    assert (told.kind, told.queue) == (OrderKind.CHANGE, "team")
     world = admitted()
-    world.queue = place(QueueStanding.GRANTED, queue="other")
+    world.queue = place(QueueStanding.GRANTED, queue="other", ready=True)
     assert order(world) is None
     assert world.condition("Running") == ("True", "Stepping")
     assert "suspend the job to move it" in world.message("Admitted")
@@ -364,3 +414,22 @@ def test_time_in_the_queue_does_not_count_against_the_deadline():
     world.later(600).step()
     assert world.status.start_time is None
     assert world.condition("Admitted") == ("False", "Queued")
+
+
+def test_nor_does_that_of_a_job_that_lost_its_pods_and_its_place():
+    world = admitted(activeDeadlineSeconds=60)
+    assert world.status.start_time is not None
+    world.pods.clear()
+    world.queue, world.link = ASKED, None
+    world.step()
+    assert world.status.start_time is None
+    assert world.condition("Suspended") == ("True", "SuspendedByQueue")
+
+
+def test_an_admission_is_an_event_and_having_no_queue_is_none():
+    def events(reason: str) -> list[tuple[str, str]]:
+        now = Condition(type="Admitted", status=Status.TRUE, reason=reason, message="m")
+        return [(e.type, e.reason) for e in of_transition(RLJobStatus(), RLJobStatus(conditions=[now]))]
+
+    assert events("NoQueue") == []
+    assert events("Admitted") == [("Normal", "Admitted")]

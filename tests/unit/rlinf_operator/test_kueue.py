@@ -12,6 +12,7 @@ from rlinf_operator.clients import kueue, reflector
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import RESOURCES
 from rlinf_operator.clients.kueue import Kueue
+from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PodSet, QueueOrder, QueueStanding, QueueView
 from tests.fakes.api_server import FakeApiServer
 
@@ -215,6 +216,28 @@ async def test_a_class_that_is_not_there_is_a_sentence(served):
     assert ("Workload", "team", "rljob-math") not in served.server.objects
 
 
+async def test_what_it_waits_for_is_changed_in_place(served):
+    template = {"metadata": {}, "spec": {"containers": [{"name": "agent", "image": "i"}]}}
+    one = PodSet(name="driver", count=1, template=template)
+    await served.tell(OrderKind.ASK, pod_sets=(one,))
+    uid, place = served.stored()["metadata"]["uid"], (await served.look()).place
+    assert place is not None
+    assert place.asked == asking.inputs((one,))
+    more = PodSet(name="gpu", count=2, template=template)
+    await served.kueue.carry_out(
+        QueueOrder(kind=OrderKind.CHANGE, queue="other", pod_sets=(one, more)), QUEUED, now=NOW
+    )
+    spec = served.stored()["spec"]
+    assert (served.stored()["metadata"]["uid"], spec["queueName"]) == (uid, "other")
+    assert [(s["name"], s["count"]) for s in spec["podSets"]] == [("driver", 1), ("gpu", 2)]
+    place = (await served.look()).place
+    assert place is not None
+    assert place.asked == asking.inputs((one, more))
+    await served.kueue.carry_out(QueueOrder(kind=OrderKind.CHANGE, queue="lq"), QUEUED, now=NOW)
+    assert (served.stored()["spec"]["queueName"], len(served.stored()["spec"]["podSets"])) == ("lq", 2)
+    assert served.stored()["metadata"]["annotations"]["rlinf.io/inputs-hash"] == place.asked
+
+
 @pytest.mark.parametrize(
     ("reason", "again"), [("Preempted", "True"), ("Deactivated", "False"), ("PodsReadyTimeout", "False")]
 )
@@ -232,6 +255,18 @@ async def test_quota_is_given_back_as_kueues_own_jobs_do_it(served, reason, agai
     await seen(served, QueueStanding.WAITS)
 
 
+async def test_pods_that_are_ready_are_said_to_be_and_not_those_of_the_next_admission(served):
+    served.server.put(workload(*ADMITTED, admission={"clusterQueue": "cq"}))
+    await seen(served, QueueStanding.GRANTED)
+    await served.tell(OrderKind.READY)
+    assert served.conditions()["PodsReady"] == ("True", "Started", "2026-11-26T12:00:00Z")
+    place = (await served.look()).place
+    assert place is not None
+    assert place.ready
+    await served.tell(OrderKind.GIVE_BACK)
+    assert served.conditions()["PodsReady"][:2] == ("False", "WaitForStart")
+
+
 async def test_a_finished_job_says_how_it_ended(served):
     served.server.put(workload(*ADMITTED, admission={"clusterQueue": "cq"}))
     await seen(served, QueueStanding.GRANTED)
@@ -244,12 +279,16 @@ async def test_a_finished_job_says_how_it_ended(served):
 async def test_what_kueue_wrote_meanwhile_is_not_overwritten(served):
     served.server.put(workload(*ADMITTED))
     await seen(served, QueueStanding.GRANTED)
-    served.server.fault(status=409, times=1, method="PATCH", path="/workloads/", reason="Conflict")
+    served.server.put(workload(*ADMITTED, ("Evicted", "True", "Preempted")), silently=True)
     with pytest.raises(Conflict):
         await served.tell(OrderKind.FINISH, succeeded=True, message="")
+    assert "Finished" not in served.conditions()
+    await served.tell(OrderKind.FINISH, succeeded=True, message="")  # the next pass looks at it anew
+    assert {kind: said[0] for kind, said in served.conditions().items()} == {
+        "QuotaReserved": "True", "Admitted": "True", "Evicted": "True", "Finished": "True",
+    }  # fmt: skip
     patches = [path for method, path in served.server.requests if method == "PATCH"]
-    assert patches
-    assert all(path.partition("?")[0].endswith("/rljob-math/status") for path in patches)
+    assert [path.partition("?")[0].rpartition("/")[2] for path in patches] == ["status"] * 2
 
 
 async def test_a_job_that_leaves_has_no_workload(served):

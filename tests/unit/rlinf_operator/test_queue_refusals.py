@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rlinf_api.errors import RLinfError
+from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, QueueStanding, QueueView, Share
 from rlinf_operator.reconcile.apply import _within
 from rlinf_operator.reconcile.loop import Reconciler
@@ -19,7 +20,7 @@ class FakeQueues:
 
     def __init__(self):
         self.view = QueueView(queue="team", provider="fake")
-        self.orders, self.refuses = [], None
+        self.orders, self.refuses, self.asked = [], None, ""
 
     async def look(self, job):
         return self.view
@@ -28,14 +29,21 @@ class FakeQueues:
         if self.refuses is not None:
             raise self.refuses
         self.orders.append(order.kind)
-        standing = QueueStanding.WAITS if order.kind is OrderKind.ASK else QueueStanding.GRANTED
-        self.view = QueueView(queue="team", provider="fake", place=self.place(standing))
+        self.asked = asking.inputs(order.pod_sets)
+        self.view = QueueView(queue="team", provider="fake", place=self.place(QueueStanding.WAITS))
 
     def place(self, standing):
         shares = {name: Share(count=2, node_selector={"a": "b"}) for name in ("driver", "sim", "train")}
         granted = standing is QueueStanding.GRANTED
         return PlaceInQueue(
-            name="w", uid="u", queue="team", standing=standing, holds=granted, shares=shares if granted else {}
+            name="w",
+            asked=self.asked,
+            ready=granted,
+            uid="u",
+            queue="team",
+            standing=standing,
+            holds=granted,
+            shares=shares if granted else {},
         )
 
 
