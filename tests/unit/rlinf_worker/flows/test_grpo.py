@@ -137,11 +137,11 @@ def test_an_actor_of_this_flow_has_a_config_of_its_own():
     assert list(registry.check_job(spec())) == []
     roles = [
         {"name": "rollout", "kind": "transformers", "config": {"minResponseTokens": 9, "maxResponseTokens": 3}},
-        {"name": "reward", "kind": "rule", "config": {"function": "math"}},
+        {"name": "reward", "kind": "rule", "config": {"function": "sums"}},
         {"name": "actor", "kind": "fsdp", "config": {"tokenBudget": 1}},
     ]
     found = [str(problem) for problem in registry.check_job(spec(roles=roles))]
     assert [line.split(":")[0] for line in found] == [
         "spec.roles[rollout].config", "spec.roles[reward].config", "spec.roles[actor].config.tokenBudget",
     ]  # fmt: skip
-    assert "function 'math' is not known (math is not there in this version)" in found[1]
+    assert "function 'sums' is not known" in found[1]
