@@ -34,8 +34,7 @@ from rlinf_worker.channels.protocol import Channel, Item, LineageKey, PolicyVers
 from rlinf_worker.checkpoints.store import Checkpoint, Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
 from rlinf_worker.sums import Amount
-from rlinf_worker.weights.lending import LentWeights
-from rlinf_worker.weights.planning import View
+from rlinf_worker.weights.planning import LentWeights, View
 
 Phase = Literal["start", "load", "compile", "ready", "step", "idle", "stop"]
 Place = tuple[int, int, int]

@@ -38,8 +38,8 @@ from rlinf_worker.weights import tensors as conversion
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.checksums import OWN, Checksums
 from rlinf_worker.weights.edition import Assembly, Edition, Holding
-from rlinf_worker.weights.lending import Lender, LentWeights
-from rlinf_worker.weights.planning import View
+from rlinf_worker.weights.lending import Lender
+from rlinf_worker.weights.planning import LentWeights, View
 from rlinf_worker.weights.receiver import Receiver
 from rlinf_worker.weights.subscribers import Subscribers
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlinf_api.errors import UserError
@@ -28,22 +27,7 @@ from rlinf_worker.weights import edition as editions
 from rlinf_worker.weights import tensors
 from rlinf_worker.weights.arena import Arena, Arenas, Shared, anonymous
 from rlinf_worker.weights.edition import Assembly
-from rlinf_worker.weights.planning import WHOLE, RankMemory, TensorEntry, View
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LentWeights:
-    """Where a version lies, and what is where in it.
-
-    LentWeights(version=PolicyVersion(0, 3), memory=(1203, 17, 25, 88121, 536870912), layout=RankMemory(...), plain={},
-                entries=(TensorEntry("w", "torch.bfloat16", 2, Sharding((4096, 65536))),))
-    """
-
-    version: PolicyVersion
-    memory: Shared
-    entries: tuple[TensorEntry, ...]
-    layout: RankMemory
-    plain: Mapping[str, Any]
+from rlinf_worker.weights.planning import WHOLE, LentWeights, View
 
 
 class Lender:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, product
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from rlinf_api.errors import UserError
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import layout
 from rlinf_worker.weights.layout import Box, Sharding
 
@@ -270,3 +271,20 @@ def source_of(raw: bytes, rank: int, *, part_bytes: int) -> RankSource:
         list(_cut(((at, at, nbytes) for _, at, nbytes in there), 0, part_bytes=part_bytes)),
         tuple(at for _, at, _ in there), tuple(n for n, _, _ in there),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentWeights:
+    """Where a version lies, and what is where in it: what weights/lending.py hands to child processes. Here, as the
+    driver reads the protocol of roles, and has no library of checksums.
+
+    LentWeights(version=PolicyVersion(0, 3), memory=(1203, 17, 25, 88121, 536870912), layout=RankMemory(...), plain={},
+                entries=(TensorEntry("w", "torch.bfloat16", 2, Sharding((4096, 65536))),))
+    """
+
+    version: PolicyVersion
+    memory: tuple[int, int, int, int, int]
+    """`arena.Shared`."""
+    entries: tuple[TensorEntry, ...]
+    layout: RankMemory
+    plain: Mapping[str, Any]

@@ -20,8 +20,7 @@ from rlinf_worker.flows.ppo import check_config
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.roles.protocol import FlowSettings, Place, StepCommit, Trainer
 from rlinf_worker.sums import Amount
-from rlinf_worker.weights.lending import LentWeights
-from rlinf_worker.weights.planning import View
+from rlinf_worker.weights.planning import LentWeights, View
 
 DECLARED: Mapping[str, Declared] = {
     "questions": ppo.OBSERVATION,

@@ -11,8 +11,8 @@ import numpy as np
 
 from rlinf_api.errors import RLinfError
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.weights.lending import BorrowedWeights, LentWeights
-from rlinf_worker.weights.planning import WHOLE, View
+from rlinf_worker.weights.lending import BorrowedWeights
+from rlinf_worker.weights.planning import WHOLE, LentWeights, View
 
 
 class Child:

@@ -92,6 +92,14 @@ def test_an_extra_brings_all_that_its_part_loads(extras):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_a_driver_loads_no_library_that_only_workers_compute_with():
+    """Its pod begins sooner, and runs where those were never built; a name that the protocol of roles mentions has
+    once brought the library of checksums."""
+    workers = ["xxhash", "numpy", "torch", "safetensors", "gymnasium"]
+    done = program(REFUSING.format(refused=workers, modules=DRIVER))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*/rljob.yaml")), ids=lambda path: path.parent.name)
 def test_the_extra_of_the_command_line_is_enough_to_validate(example):
     code = refusing(("cli",), ["rljob.__main__"]) + "\nfrom rljob.__main__ import main\nmain()"

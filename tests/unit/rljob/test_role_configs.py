@@ -43,7 +43,11 @@ def test_no_kind_takes_a_field_that_it_does_not_know(kind):
         ("rollout", {"devise": "cuda"}, "config.devise: is not a field; did you mean 'device'\\? Known here: device"),
         ("actor", {"weightDelta": True}, "config.weightDelta: is not a field; did you mean 'weightsDelta'\\? .*"),
         ("actor", {"weightsDelta": "yes"}, "config.weightsDelta: got 'yes', wanted true or false; write that"),
-        ("actor", {"precision": "bfloat16"}, "config.precision: is not a field; remove it. Known here: memory, weightsDelta"),
+        (
+            "actor",
+            {"precision": "bfloat16"},
+            "config.precision: is not a field; remove it. Known here: memory, weightsDelta",
+        ),
     ],
 )
 def test_a_wrong_config_is_one_sentence(role, config, sentence, flow):
