@@ -40,7 +40,6 @@ UNREAD: Final = "Unread"
 BROKE: Final = "Broke"
 TOLD: Final = frozenset({"Unfit", "Best", "NotWorthIt", "NoneLeft"})
 """Codes that a person reads at the plan that stays: the others pass by themselves, or stand in the job's spec."""
-MAX_WHY: Final = 500  # characters: some sentences
 
 
 class PlanStore(Protocol):
@@ -198,7 +197,7 @@ class Jobs:
         revision = known.reports[-1].revision
         if stay.code not in TOLD or (not stay.considered and known.told == (revision, stay.code)):
             return
-        patch = {"metadata": {"annotations": {names.ANNOTATION_STAYS: f"{stay.code}: {stay.why}"[:MAX_WHY]}}}
+        patch = {"metadata": {"annotations": {names.ANNOTATION_STAYS: f"{stay.code}: {stay.why}"[: names.MAX_STAYS]}}}
         name = names.plan_name(job_name, revision)
         try:
             await self._store.patch("RLPlan", name, patch=patch, namespace=known.namespace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,8 +19,6 @@ from rlinf_operator.clients.queues import Queues
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.policies import pod_view
 from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
-
-MAX_STAYS: Final = 500  # characters of an annotation that anybody may write: some sentences
 
 
 async def observe(
@@ -115,7 +113,7 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
         status=status,
         problem=problem,
         approved_by=str(annotations.get(names.ANNOTATION_APPROVED_BY, "")),
-        stays=str(annotations.get(names.ANNOTATION_STAYS, ""))[:MAX_STAYS],
+        stays=str(annotations.get(names.ANNOTATION_STAYS, ""))[: names.MAX_STAYS],
     )
     return view, left_out
 

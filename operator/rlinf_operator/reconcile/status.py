@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final
 
 from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason, Status
@@ -51,8 +50,6 @@ _DRIVERS = frozenset({
 """What conditions know from the driver alone, be it by its silence."""
 _JUDGED = frozenset({Reason.PROFILED, Reason.UNFIT, Reason.SCHEDULER_UNAVAILABLE})
 """Of a plan of which enough steps were measured."""
-UNFIT: Final = "Unfit"
-"""What the scheduler says of a plan whose profile makes no problem (replan/decide.py)."""
 _SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
 """That a driver says of a job whose steps go on, or should."""
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
@@ -146,7 +143,7 @@ def profiled(draft: Draft, spec: RLJobSpec, choice: PlanChoice, report: DriverRe
             draft.set(JobCondition.PROFILED, Status.UNKNOWN, Reason.SCHEDULER_UNAVAILABLE, f"{plan.name}: {why}")
             return
         code, _, stays = plan.stays.partition(": ")
-        if code == UNFIT:
+        if code == Reason.UNFIT:
             draft.set(JobCondition.PROFILED, Status.FALSE, Reason.UNFIT, f"the planner cannot improve on it: {stays}")
             return
         why = stays or "the scheduler writes another plan where one pays"

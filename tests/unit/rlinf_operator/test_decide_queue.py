@@ -88,7 +88,6 @@ def test_the_life_of_a_job_in_a_queue():
     story.step("it is admitted")
     world.all_ready().report(plan_revision=1, plan_switches=1, step=5)
     story.step("it steps")
-    world.queue = place(QueueStanding.GRANTED, ready=True, message="ClusterQueue all")
     world.queue = place(QueueStanding.WITHDRAWN, message="preempted (Preempted)")
     world.later(10)
     story.step("it is evicted")
