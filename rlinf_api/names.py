@@ -57,6 +57,15 @@ def plan_name(job: str, revision: int) -> str:
     return f"{job}-p{revision}"
 
 
+def profile_name(key: str) -> str:
+    """What was measured of jobs with this key (profile.key_of); half of the hash, as names have at most 63 characters.
+
+    >>> profile_name("sha256:" + 64 * "7")
+    'profile-77777777777777777777777777777777'
+    """
+    return f"profile-{key.removeprefix('sha256:')[:32]}"
+
+
 def service_name(job: str) -> str:
     """The headless Service under which all pods of a job have names."""
     return job

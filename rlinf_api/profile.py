@@ -236,6 +236,36 @@ def _sizes(role: RoleProfile) -> Iterator[object]:
     yield from ((role.name, size) for size in {*sizes[:1], *sizes[-1:]})
 
 
+KEPT_REPORTS: Final = 8
+"""Of one RLProfile: what no other tells, and the newest. More make a fit steadier, not different."""
+
+
+class RLProfileSpec(Model):
+    """What was measured of jobs with one key, where it outlives scheduler and job: an object of their namespace, named
+    `names.profile_name(key)`, that the scheduler writes. Of the last such job alone.
+
+        RLProfileSpec(key="sha256:77ab...", job=JobRef(name="math", uid="1b4e"), steps=33,
+                      updated="2026-11-26T12:00:00Z", reports=[Profile(...), ...])
+    """
+
+    key: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+    """Of job and hardware (`key_of`)."""
+    job: JobRef
+    """Whose steps these are; it may be long gone."""
+    steps: Annotated[int, Field(ge=1)]
+    """The last step that is in them."""
+    updated: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+    """The oldest of a namespace go first."""
+    reports: Annotated[list[Profile], Field(min_length=1, max_length=KEPT_REPORTS)]
+    """In the order of their steps."""
+
+    @model_validator(mode="after")
+    def _are_of_one(self) -> Self:
+        if other := next((p for p in self.reports if (p.key, p.job) != (self.key, self.job)), None):
+            raise ValueError(f"a report is of job uid {other.job.uid} and key {other.key}, not of this one's")
+        return self
+
+
 def read_lines(text: str) -> tuple[Profile, ...]:
     """Of `profiles.jsonl`, one a line. InvalidManifest with a sentence per problem."""
     return tuple(Profile.from_json(line) for line in text.splitlines() if line.strip())

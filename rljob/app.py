@@ -134,16 +134,19 @@ def timeline(
 
 @app.command()
 def graph(
-    work_dir: Annotated[Path, typer.Argument(help="work dir of a run, which may still go on")],
+    where: WhereArgument,
     svg: Annotated[Path | None, typer.Option(help="also a picture, into this file")] = None,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Who fed whom, with how much, and how long each role was at work."""
     from rljob import graph as command
 
     with _refused():
-        said = command.text(work_dir)
+        place = _where(where, namespace, context)
+        said = command.text(place)
         if svg is not None:
-            command.write(work_dir, svg)
+            command.write(place, svg)
     typer.echo(said)
 
 
@@ -165,7 +168,6 @@ def export(
 
 plans = typer.Typer(no_args_is_help=True, help="Look at the plans of a job, and change the one in force.")
 app.add_typer(plans, name="plan")
-WorkDirArgument = Annotated[Path, typer.Argument(help="work dir of a run, also of one that is over")]
 WhereArgument = Annotated[
     str, typer.Argument(metavar="WHERE", help="work dir of a run; with --namespace the name of a job of the cluster")
 ]
@@ -223,18 +225,34 @@ def plan_history(where: WhereArgument, namespace: Namespace = "", context: Conte
 
 @plans.command("what-if")
 def plan_what_if(
-    work_dir: WorkDirArgument,
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHERE", help="work dir of a run; with --namespace a job of the cluster; with --profile a manifest"
+        ),
+    ],
     pods: Annotated[list[str], typer.Option(metavar="POOL=N", help="pods of a pool, instead of those there are")] = [],  # noqa: B006
     memory: Annotated[float, typer.Option(metavar="GIB", min=0, help="of each slot; 0: as it is")] = 0.0,
     more: Annotated[
         bool, typer.Option("--more", help="and what one slot more, or 10% more memory, would bring")
     ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="of an earlier job with the manifest's key; needs no cluster")
+    ] = None,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """What the planner would do by what was measured, with these pools or with others. Changes nothing."""
     from rljob import reasons
 
     with _refused():
-        typer.echo(reasons.what_if(work_dir, pods=reasons.pods_of(pods), memory_gib=memory, more=more))
+        instead = reasons.pods_of(pods)
+        if profile is None:
+            place = _where(where, namespace, context)
+            typer.echo(reasons.what_if(place, pods=instead, memory_gib=memory, more=more))
+            return
+        said = reasons.what_if_it_began(Path(where), profile, pods=instead, memory_gib=memory, more=more)
+        typer.echo(said)
 
 
 @plans.command("approve")

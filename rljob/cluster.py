@@ -2,6 +2,7 @@
 rights. Called from the command line, one question a process.
 
     found = objects("math", Cluster(namespace="team"))         the RLJob, and its RLPlans by name
+    profiles = measured("math", Cluster(namespace="team"))     what the scheduler has kept of its steps
     answer = ask("math", Cluster(namespace="team"), {"do": "pin", "name": "math-p2", "timeout_s": 120})
 
 Not for: what the operator does (rlinf_operator), nor what is said of plans (reasons.py).
@@ -18,8 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
+
 from rlinf_api import names
 from rlinf_api.errors import UserError
+from rlinf_api.job import RLJobSpec
+from rlinf_api.profile import Profile, RLProfileSpec, key_of
 from rlinf_api.store import Listing, NotFound
 from rlinf_operator.clients import kube
 from rlinf_operator.clients.kube import KubeApi
@@ -57,6 +62,33 @@ def objects(job: str, cluster: Cluster) -> JobWithPlans:
         own = [plan for plan in listed if plan["spec"]["job"].get("uid") == found["metadata"]["uid"]]
         own.sort(key=lambda plan: int(plan["spec"]["revision"]))
         return JobWithPlans(found, {str(plan["metadata"]["name"]): plan for plan in own})
+
+    return asyncio.run(_with_store(cluster, read))
+
+
+def measured(job: str, cluster: Cluster) -> tuple[Profile, ...]:
+    """Of this very job, as the scheduler has kept it: at least one."""
+
+    async def read(store: _Store) -> tuple[Profile, ...]:
+        try:
+            found = await store.get("RLJob", job, namespace=cluster.namespace)
+        except NotFound as error:
+            raise _no_job(job, cluster) from error
+        name = names.profile_name(key_of(RLJobSpec.model_validate(found["spec"])))
+        what = f"nothing that was measured of job {job} is kept yet"
+        wanted = "a decision of the scheduler, behind spec.placement.profileSteps"
+        look = f"kubectl get rlprofiles -n {cluster.namespace}"
+        try:
+            kept = RLProfileSpec.model_validate(
+                (await store.get("RLProfile", name, namespace=cluster.namespace)).get("spec")
+            )
+        except NotFound as error:
+            raise UserError(what, got=f"no RLProfile {name}", wanted=wanted, next=look) from error
+        except ValidationError as error:
+            raise UserError(f"RLProfile {name} is not as the scheduler writes it", got=str(error), next=look) from error
+        if kept.job.uid != found["metadata"]["uid"]:
+            raise UserError(what, got=f"one of job {kept.job.name}, uid {kept.job.uid}", wanted=wanted, next=look)
+        return tuple(kept.reports)
 
     return asyncio.run(_with_store(cluster, read))
 

@@ -1,5 +1,6 @@
 """`rljob graph WHERE [--svg FILE]`: who fed whom in a run, with how much, and how long each role was at work. From the
-newest profile of its work dir, so it is what really went, and not what the flow declared.
+newest profile of its work dir, or the newest that is kept of a job of the cluster, so it is what really went, and not
+what the flow declared.
 
     20 steps of revision 2, 0.144 s each
     env       3 workers  compute 0.089 s a step, 62% of it
@@ -22,6 +23,7 @@ from typing import Final
 
 from rlinf_api.errors import UserError
 from rlinf_api.profile import ChannelProfile, Profile
+from rljob.plan import Where
 from rljob.reasons import measured
 
 DRIVER: Final = "driver"
@@ -52,11 +54,11 @@ class GraphRole:
     """Of a step, that one of its workers computed."""
 
 
-def text(where: Path) -> str:
+def text(where: Where) -> str:
     return "\n".join(lines(measured(where)[-1]))
 
 
-def write(where: Path, file: Path) -> None:
+def write(where: Where, file: Path) -> None:
     """UserError where the place takes no file."""
     drawn = draw(measured(where)[-1])
     try:

@@ -1,8 +1,10 @@
-"""What became of the plans of a run, and what other capacity would bring: read from its work dir, also when it is over.
+"""What became of the plans of a run, and what other capacity would bring: read from its work dir, also when it is over,
+or from the cluster's objects.
 
     rljob plan explain WORKDIR [NAME]          why this plan, what it promised, what it kept, why others lost
-    rljob plan history WORKDIR                 every plan, a line each
+    rljob plan history math -n team            every plan, a line each
     rljob plan what-if WORKDIR --pods gpu=3    what the planner would do with other pools, by what was measured
+    rljob plan what-if rljob.yaml --profile WORKDIR/profiles.jsonl    the same of a job that has not begun
 
 Not for: changing anything (plan.py).
 """
@@ -20,13 +22,15 @@ from rlinf_api import names, sentences
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.profile import Profile, read_lines
+from rlinf_api.profile import Profile, key_of, read_lines
 from rlinf_scheduler.planner import search, spec, words
+from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.planner.what_if import what_if_more
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
+from rljob import manifest
 from rljob.plan import Where
 
 PROFILE: Final = "profile.json"
@@ -48,26 +52,46 @@ def history(where: Where) -> str:
     )
 
 
-def what_if(work_dir: Path, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
+def what_if(where: Where, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
     """`memory_gib`: of each slot; 0: as it is. `more`: what one slot more, or a tenth more memory, would bring."""
-    job, plans = objects_of(work_dir)
-    fitted, in_force = _fitted(work_dir, job, plans)
-    spec_of_job = RLJobSpec.model_validate(job["spec"])
-    current = spec.read(fitted.problem, in_force, spec_of_job)
-    now = simulate(fitted.problem, current).period_ms
-    lines = [f"{_ms(now)}  now, as simulated: {words.describe(fitted.problem, current)}"]
+    job, plans = _objects(where)
+    fitted, in_force = _fitted(where, job, plans)
+    current = spec.read(fitted.problem, in_force, RLJobSpec.model_validate(job["spec"]))
+    return "\n".join(_weighed(fitted, current, pods=pods, memory_gib=memory_gib, more=more))
+
+
+def what_if_it_began(file: Path, profile: Path, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
+    """Of a manifest, by what an earlier job with its key has measured. Needs neither cluster nor run."""
+    checked = manifest.check(manifest.read(file))
+    if checked.spec is None or checked.problems:
+        raise UserError(f"{file} is no job that could begin", got="; ".join(map(str, checked.problems)))
+    fitted = fit(checked.spec, of_key(profile, checked.spec), plan=None)
+    if isinstance(fitted, Unfit):
+        raise UserError("the planner cannot plan by what was measured", got=str(fitted))
+    return "\n".join(_weighed(fitted, None, pods=pods, memory_gib=memory_gib, more=more))
+
+
+def _weighed(
+    fitted: Fit, current: Candidate | None, *, pods: Mapping[str, int], memory_gib: float, more: bool
+) -> Iterator[str]:
+    now = simulate(fitted.problem, current).period_ms if current is not None else 0.0
+    if current is not None:
+        yield f"{_ms(now)}  now, as simulated: {words.describe(fitted.problem, current)}"
     problem = _changed(fitted.problem, pods=pods, memory_gib=memory_gib)
-    found = search.plan(problem, start=() if pods or memory_gib else (current,))
+    found = search.plan(problem, start=(current,) if current is not None and not (pods or memory_gib) else ())
     if isinstance(found, Infeasible):
-        return "\n".join([*lines, "no plan then: " + "; ".join(map(str, found.reasons))])
+        yield "no plan then: " + "; ".join(map(str, found.reasons))
+        return
     best = found.best.prediction.period_ms
-    lines.append(f"{_ms(best)}  best then, {1 - best / now:+.0%} of time saved: {found.explanation}")
+    saved = f", {1 - best / now:+.0%} of time saved" if now else ""
+    yield f"{_ms(best)}  best then{saved}: {found.explanation}"
     for other in found.runners_up[:4]:
         described = words.describe(problem, other.candidate)
-        lines.append(f"{_ms(other.prediction.period_ms)}  {described}: {other.lost_because}")
+        yield f"{_ms(other.prediction.period_ms)}  {described}: {other.lost_because}"
     if fitted.assumed:
-        lines.append(f"assumed, as nobody has measured it: {', '.join(fitted.assumed)}")
-    return "\n".join([*lines, *map(str, what_if_more(problem, found))] if more else lines)
+        yield f"assumed, as nobody has measured it: {', '.join(fitted.assumed)}"
+    if more:
+        yield from map(str, what_if_more(problem, found))
 
 
 def pods_of(said: list[str]) -> dict[str, int]:
@@ -122,8 +146,13 @@ def _explained(plan: Manifest) -> Iterator[str]:
         yield f"instead, {other['periodSeconds']:.4g} s: {other['summary']} ({other['lostBecause']})"
 
 
-def measured(path: Path) -> tuple[Profile, ...]:
-    """Of a work dir, or of one of its files: at least one."""
+def measured(where: Where) -> tuple[Profile, ...]:
+    """Of a work dir, or of one of its files, or of a job of the cluster: at least one."""
+    if not isinstance(where, Path):
+        from rljob import cluster
+
+        return cluster.measured(*where)
+    path = where
     lines = path / names.PROFILES_FILE if path.is_dir() else path
     if path.is_dir() and not lines.exists():
         lines = path / PROFILE  # no report has reached the scheduler
@@ -139,6 +168,18 @@ def measured(path: Path) -> tuple[Profile, ...]:
         raise UserError(
             f"nothing was measured in {path} yet", got=f"{lines.name} is empty", wanted="two steps at least"
         )
+    return profiles
+
+
+def of_key(file: Path, job: RLJobSpec) -> tuple[Profile, ...]:
+    """What an earlier job has measured, with the key of this one."""
+    profiles, wanted = measured(file), key_of(job)
+    if other := next((profile for profile in profiles if profile.key != wanted), None):
+        raise UserError(
+            f"profile {file} is of another job", got=f"{other.job.name}, key {other.key}",
+            wanted=f"key {wanted}: the same flow, model, data, and the same roles and slots apart from their counts",
+            next="leave --profile out: the job measures by itself",
+        )  # fmt: skip
     return profiles
 
 
@@ -184,13 +225,14 @@ def _plan(plans: Mapping[str, Manifest], name: str) -> Manifest:
     return plans[name]
 
 
-def _fitted(work_dir: Path, job: Manifest, plans: Mapping[str, Manifest]) -> tuple[Fit, RLPlanSpec]:
+def _fitted(where: Where, job: Manifest, plans: Mapping[str, Manifest]) -> tuple[Fit, RLPlanSpec]:
     """By what was measured, and the plan that the newest report is of."""
-    profiles = measured(work_dir)
+    profiles = measured(where)
     revision = profiles[-1].revision
     of = next((p for p in plans.values() if p["spec"]["revision"] == revision), None)
     if of is None:
-        raise UserError(f"{work_dir} has measured plan revision {revision}, which is not there")
+        of_whom = job["metadata"]["name"]
+        raise UserError(f"what was measured of {of_whom} is of plan revision {revision}, which is not there any more")
     plan = RLPlanSpec.model_validate(of["spec"])
     fitted = fit(RLJobSpec.model_validate(job["spec"]), profiles, plan=plan)
     if isinstance(fitted, Unfit):

@@ -24,7 +24,7 @@ from rlinf_api import flows, names
 from rlinf_api.conditions import written as condition
 from rlinf_api.errors import InvalidManifest, RLinfError, UserError
 from rlinf_api.job import PlacementMode, Problem, RLJobSpec
-from rlinf_api.profile import Profile, key_of
+from rlinf_api.profile import Profile
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import DEFAULTS
@@ -173,14 +173,7 @@ def _profiles(options: Options, checked: manifests.Checked) -> tuple[Profile, ..
     """Of the same job on the same hardware, by its key."""
     if options.profile is None or checked.spec is None or checked.problems:
         return ()
-    profiles, wanted = reasons.measured(options.profile), key_of(checked.spec)
-    if other := next((profile for profile in profiles if profile.key != wanted), None):
-        raise UserError(
-            f"profile {options.profile} is of another job", got=f"{other.job.name}, key {other.key}",
-            wanted=f"key {wanted}: the same flow, model, data, and the same roles and slots apart from their counts",
-            next="leave --profile out: the job measures by itself",
-        )  # fmt: skip
-    return profiles
+    return reasons.of_key(options.profile, checked.spec)
 
 
 def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> None:

@@ -1,4 +1,4 @@
-"""Writes crds/rlinf.io_rljobs.yaml and crds/rlinf.io_rlplans.yaml from rlinf_api's models; `--check` only compares.
+"""Writes crds/rlinf.io_{rljobs,rlplans,rlprofiles}.yaml from rlinf_api's models; `--check` only compares.
 
 A CRD's schema must be structural: every node has a type, nothing is a reference, and the only unions are the ones that
 Kubernetes knows. pydantic's JSON Schema has $ref, anyOf for optional fields, and titles; `structural()` takes them out.
@@ -19,6 +19,7 @@ import yaml
 from rlinf_api import edits, names
 from rlinf_api.job import Model, RLJobSpec, RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
+from rlinf_api.profile import RLProfileSpec
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "crds"
@@ -60,8 +61,16 @@ RLPLAN_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Measured", "number", ".status.measured.periodSeconds", "measured seconds per step", 1),
     ("Ratio", "number", ".status.measured.ratioToPrediction", "measured against predicted", 1),
 )
+RLPROFILE_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
+    ("Job", "string", ".spec.job.name", "the job whose steps were measured", 0),
+    ("Steps", "integer", ".spec.steps", "the last step that was", 0),
+    ("Updated", "date", ".spec.updated", "when the scheduler wrote it last", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "", 0),
+    ("Key", "string", ".spec.key", "of job and hardware: a job with the same one begins with it", 1),
+)
 SELECTABLE: Final = {
     "RLJob": (".spec.flow.name", ".spec.managedBy", ".status.state"), "RLPlan": (".spec.job.name", ".spec.source"),
+    "RLProfile": (".spec.job.name",),
 }  # fmt: skip
 """What `--field-selector` may ask for, from Kubernetes 1.31 on; older API servers leave it out."""
 IMMUTABLE: Final = {
@@ -159,7 +168,7 @@ def crd(
     plural: str,
     short: str,
     spec: type[Model],
-    status: type[Model],
+    status: type[Model] | None,
     columns: tuple[tuple[str, str, str, str, int], ...],
     rules: tuple[dict[str, str], ...] = (),
 ) -> Schema:
@@ -174,7 +183,7 @@ def crd(
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec_schema,
-            "status": _without_defaults(schema_of(status)),
+            **({"status": _without_defaults(schema_of(status))} if status else {}),
         },
     }
     if kind == "RLJob":
@@ -184,7 +193,7 @@ def crd(
         "name": names.VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        **({"subresources": {"status": {}}} if status else {}),
         "additionalPrinterColumns": [_column(*column) for column in columns],
         "selectableFields": [{"jsonPath": path} for path in SELECTABLE[kind]],
         "schema": {"openAPIV3Schema": root},
@@ -237,6 +246,9 @@ def documents() -> dict[str, str]:
         "rlinf.io_rlplans.yaml": crd(
             "RLPlan", plural="rlplans", short="rlp", spec=RLPlanSpec, status=RLPlanStatus, columns=RLPLAN_COLUMNS,
             rules=(IMMUTABLE,),
+        ),
+        "rlinf.io_rlprofiles.yaml": crd(
+            "RLProfile", plural="rlprofiles", short="rlpr", spec=RLProfileSpec, status=None, columns=RLPROFILE_COLUMNS
         ),
     }  # fmt: skip
     return {name: HEADER + yaml.dump(obj, Dumper=_Plain, sort_keys=False, width=120) for name, obj in crds.items()}

@@ -122,6 +122,10 @@ SCHEDULER: Final[tuple[AccessRule, ...]] = (
         "taken back; patch: why a plan stays, as an annotation, as the spec cannot change",
     ),
     AccessRule(
+        group=names.GROUP, resource="rlprofiles", verbs=("create", "delete", "get", "list", "patch"),
+        why="what was measured, beyond its own life and the job's; list and delete: of a namespace the oldest go first",
+    ),
+    AccessRule(
         group=names.GROUP, resource="rljobs", verbs=("get",),
         why="what a job wants, when its driver has reported how its steps go",
     ),

@@ -1,12 +1,13 @@
 """`python -m rlinf_scheduler`: the scheduler as a process. It holds nothing that must not be lost: plans are objects,
-and profiles come again with the next steps. While it is away, jobs run on, and new ones say SchedulerUnavailable.
+so is what was measured, and further profiles come with the next steps. While it is away, jobs run on, and new ones say
+SchedulerUnavailable.
 
     environment   RLINF_SCHEDULER_{ADDRESS,TLS_DIR,HTTP_HOST,HTTP_PORT,KUBECONFIG,LOG_LEVEL}, see `SchedulerSettings`
     ports         address: gRPC with mTLS, grpc.health.v1 too (any certificate of the CA may ask)
                   http_port: /healthz, /readyz, /metrics (rlinf_scheduler_*); kubelets have no certificate
     files         tls_dir: ca.crt, tls.crt, tls.key of Secret rlinf-scheduler-tls, which the operator writes; waited
                   for, and read anew when they change
-    rights        create, get and list RLPlans, get RLJobs
+    rights        create, get, list and annotate RLPlans; keep RLProfiles; get RLJobs
     exit status   0 after SIGTERM, within 5 s; 1 when it cannot go on; 2 for settings that cannot be used
 
 | task | consumes | waits for | unblocked by |
@@ -39,7 +40,8 @@ from rlinf_api import logs, rpc, variables
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_api.plan import Planned
 from rlinf_scheduler.jobs import BROKE as DECISION_BROKE
-from rlinf_scheduler.jobs import UNREAD, PlanStore
+from rlinf_scheduler.jobs import UNREAD
+from rlinf_scheduler.kept import PlanStore
 from rlinf_scheduler.plan_writer import ApiPlanWriter, connect
 from rlinf_scheduler.replan.decide import CODES, WRITTEN
 from rlinf_scheduler.service import ALLOWED, Planning, serve_on

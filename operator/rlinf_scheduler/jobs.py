@@ -5,9 +5,10 @@ driver it reads the job and its plans, asks replan/decide.py, and writes what co
 |---|---|---|---|
 | Jobs.run | jobs with a new report | a report; the store; a decision in a thread | add(); its deadline; its bound |
 
-It holds nothing that must not be lost. Profiles come again with the next steps, and which plans were tried, failed or
-rolled back stands in the plans: a scheduler that is started again goes on where the one before stood, a search later.
-What it still knows of a job that has ended is where the next one with the same key begins.
+It holds nothing that must not be lost. What a decision learnt is kept in the store (kept.py), further profiles come
+with the next steps, and which plans were tried, failed or rolled back stands in the plans: a scheduler that is started
+again goes on where the one before stood, a search later. What is known of a job that has ended is where the next one
+with the same key begins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_api import conditions, job, names, times
 from rlinf_api.conditions import Condition, PlanCondition, Reason
@@ -26,36 +27,22 @@ from rlinf_api.errors import InvalidManifest, RLinfError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Profile, forget, key_of
-from rlinf_api.store import AlreadyExists, Listing, NotFound
-from rlinf_scheduler.replan.decide import Stay, decide
+from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_scheduler.kept import OURS, KeptProfiles, Manifest, PlanStore
+from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
 from rlinf_scheduler.replan.known import Case, PlanRecord
 
 logger = logging.getLogger(__name__)
-Manifest = dict[str, Any]
 MAX_JOBS: Final = 1_000  # the job whose report is oldest goes first: it has most likely ended
 MAX_REPORTS: Final = 100  # one job's; of its last 50 minutes, 10 KB each
 MAX_GIVEN: Final = 10  # profiles from files: a run gives one
+KEEP_S: Final = 600.0
+"""Between two writes of a profile of which no decision has learnt anything: drift, which takes as long."""
 UNREAD: Final = "Unread"
 """What a decision is called that could not be made: the store did not answer, or the job is gone."""
 BROKE: Final = "Broke"
 TOLD: Final = frozenset({"Unfit", "Best", "NotWorthIt", "NoneLeft"})
 """Codes that a person reads at the plan that stays: the others pass by themselves, or stand in the job's spec."""
-
-
-class PlanStore(Protocol):
-    """Called by Planning and Jobs, from one event loop; an ObjectStore is one."""
-
-    async def create(self, obj: Manifest) -> Manifest:
-        """AlreadyExists where the name is taken."""
-        ...
-
-    async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
-        """NotFound where there is none."""
-        ...
-
-    async def list(self, kind: str, *, namespace: str, label_selector: str) -> Listing: ...
-
-    async def patch(self, kind: str, name: str, *, patch: Manifest, namespace: str = "default") -> Manifest: ...
 
 
 @dataclass(slots=True)
@@ -73,6 +60,8 @@ class _Heard:
     said: Stay | None = None
     told: tuple[int, str] = (0, "")
     """Of which plan's revision, and what, stands at it."""
+    keep_at: float = 0.0
+    """From when on, by the loop's clock, it is kept although no decision has learnt anything; 0: it never was."""
 
 
 class Jobs:
@@ -82,7 +71,7 @@ class Jobs:
     def __init__(
         self, store: PlanStore, *, on_decision: Callable[[str, float], None] = lambda code, seconds: None
     ) -> None:
-        self._store, self._on_decision = store, on_decision
+        self._store, self._on_decision, self._kept = store, on_decision, KeptProfiles(store)
         self._known: OrderedDict[str, _Heard] = OrderedDict()
         self._given: OrderedDict[str, tuple[Profile, ...]] = OrderedDict()
         self._news: OrderedDict[str, None] = OrderedDict()
@@ -104,6 +93,21 @@ class Jobs:
     def of(self, job_uid: str) -> tuple[Profile, ...]:
         known = self._known.get(job_uid)
         return tuple(known.reports) if known is not None else ()
+
+    async def recall(self, profile: Profile, *, namespace: str) -> None:
+        """Ahead of the first report that this process hears of a job: what was kept of that very job."""
+        uid = profile.job.uid
+        if uid in self._known:
+            return
+        kept = await self._kept.read(profile.key, namespace=namespace)
+        earlier = [one for one in kept if one.job == profile.job and one.last_step < profile.first_step]
+        if earlier and uid not in self._known:  # another report of it may have been quicker
+            self._known[uid] = _Heard(namespace, earlier)
+
+    async def to_begin(self, spec: RLJobSpec, *, namespace: str, job_uid: str) -> tuple[Profile, ...]:
+        """What a plan may begin with: what this process heard, else what was kept."""
+        known = self.before(spec, namespace=namespace, job_uid=job_uid)
+        return known or await self._kept.read(key_of(spec), namespace=namespace)
 
     def before(self, spec: RLJobSpec, *, namespace: str, job_uid: str) -> tuple[Profile, ...]:
         """What a plan may begin with: reports with its key, of the job itself, else of the last one of its namespace.
@@ -170,6 +174,7 @@ class Jobs:
             again=was_edited or 0 < known.again_at <= now,
         )  # fmt: skip
         decision = await asyncio.to_thread(decide, case)
+        await self._keep(known, decision)
         if isinstance(decision, Stay):
             if decision.considered:
                 known.generation, known.again_at = generation, decision.again_at
@@ -190,6 +195,16 @@ class Jobs:
         said = {"job": where, "revision": plan.revision, "code": str(plan.reason.code), "why": plan.reason.message}
         logger.info("plan written", extra=said)
         return str(plan.reason.code)
+
+    async def _keep(self, known: _Heard, decision: Stay | NextPlan) -> None:
+        """What a decision learnt something of: a search, or the plan that came of it. Once that was so, further
+        reports every KEEP_S."""
+        now = asyncio.get_running_loop().time()
+        has_learnt = not isinstance(decision, Stay) or decision.considered > known.considered
+        if not (has_learnt or 0 < known.keep_at <= now):
+            return
+        if await self._kept.write(tuple(known.reports), namespace=known.namespace):
+            known.keep_at = now + KEEP_S
 
     async def _tell(self, known: _Heard, job_name: str, stay: Stay) -> None:
         """At the plan that stays, where the operator and `rljob plan explain` read it: once for each search, and for
@@ -278,8 +293,7 @@ def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:
             "labels": {
                 names.LABEL_JOB: plan.job.name,
                 names.LABEL_JOB_UID: plan.job.uid,
-                "app.kubernetes.io/name": "rlinf",
-                "app.kubernetes.io/managed-by": "rlinf-scheduler",
+                **OURS,
             },
             "ownerReferences": [owner],
         },

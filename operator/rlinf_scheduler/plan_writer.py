@@ -1,4 +1,4 @@
-"""Jobs and plans in the API server by `kubernetes.aio`: the only calls that the scheduler makes there.
+"""Jobs, plans and profiles in the API server by `kubernetes.aio`: the only calls that the scheduler makes there.
 
 Not for: watching anything. A driver's report says of which job there is news.
 """
@@ -17,10 +17,11 @@ from rlinf_api.errors import ClusterBusy, RLinfError, UserError
 from rlinf_api.store import AlreadyExists, Listing, NotFound
 
 Manifest = dict[str, Any]
-PLURALS: Final = {"RLJob": "rljobs", "RLPlan": "rlplans"}
+PLURALS: Final = {"RLJob": "rljobs", "RLPlan": "rlplans", "RLProfile": "rlprofiles"}
 MERGE_PATCH: Final = "application/merge-patch+json"
 MAX_PLANS: Final = 500
-"""Of one job, that are read at once: the operator keeps 16 of the scheduler's, people seldom write a dozen."""
+"""Of one list: of a job's plans the operator keeps 16 of the scheduler's, and people seldom write a dozen; of a
+namespace's profiles the scheduler keeps 50."""
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -47,11 +48,9 @@ class ApiPlanWriter:
 
     async def create(self, obj: Manifest) -> Manifest:
         meta = obj["metadata"]
-        what = f"create of RLPlan {meta['namespace']}/{meta['name']}"
-        return await self._done(
-            self._plans.create_namespaced_custom_object(names.GROUP, names.VERSION, meta["namespace"], "rlplans", obj),
-            what,
-        )
+        where, kind = meta["namespace"], obj["kind"]
+        call = self._plans.create_namespaced_custom_object(names.GROUP, names.VERSION, where, PLURALS[kind], obj)
+        return await self._done(call, f"create of {kind} {where}/{meta['name']}")
 
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
         return await self._done(
@@ -71,6 +70,10 @@ class ApiPlanWriter:
             names.GROUP, names.VERSION, namespace, PLURALS[kind], name, patch, _content_type=MERGE_PATCH
         )
         return await self._done(call, f"patch of {kind} {namespace}/{name}")
+
+    async def delete(self, kind: str, name: str, *, namespace: str = "default") -> None:
+        call = self._plans.delete_namespaced_custom_object(names.GROUP, names.VERSION, namespace, PLURALS[kind], name)
+        await self._done(call, f"delete of {kind} {namespace}/{name}")
 
     async def _done(self, call: Any, what: str) -> Manifest:
         try:

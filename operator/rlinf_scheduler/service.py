@@ -24,7 +24,8 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
-from rlinf_scheduler.jobs import Jobs, Manifest, PlanStore, plan_manifest
+from rlinf_scheduler.jobs import Jobs, plan_manifest
+from rlinf_scheduler.kept import Manifest, PlanStore
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
 from rlinf_scheduler.replan.first import by_profiles
@@ -58,7 +59,7 @@ class Planning:
         ref, code, known = (
             JobRef(name=name, uid=uid),
             _reason(reason),
-            self.jobs.before(spec, namespace=namespace, job_uid=uid),
+            await self.jobs.to_begin(spec, namespace=namespace, job_uid=uid),
         )
         revision = highest_revision + 1
         measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code)
@@ -104,6 +105,7 @@ class Planning:
             )  # fmt: skip
         if not self.jobs.knows_plan(profile):
             await self._check_plan(profile, namespace=namespace)
+        await self.jobs.recall(profile, namespace=namespace)
         self.jobs.add(profile, namespace=namespace)
 
     async def _check_plan(self, profile: Profile, *, namespace: str) -> None:

@@ -36,6 +36,7 @@ from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.waiting import until
 
 NAMESPACE = "rlinf-system"
+PLURALS = ("rljobs", "rlplans", "rlprofiles")  # what has a CRD of ours
 Manifest = dict[str, Any]
 START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
@@ -305,8 +306,8 @@ def install(cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[s
     """The CRDs, and the rights in `namespaces`, or everywhere."""
     for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
         cluster.kubectl("apply", "-f", str(crd))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.rlinf.io", "crd/rlplans.rlinf.io")
-    for plural in ("rljobs", "rlplans"):
+    cluster.kubectl("wait", "--for=condition=Established", *(f"crd/{plural}.rlinf.io" for plural in PLURALS))
+    for plural in PLURALS:
         until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
     objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system}}]
     for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):

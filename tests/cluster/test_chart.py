@@ -5,6 +5,8 @@ A cluster of its own: NetworkPolicies are enforced in it, and CRDs and the admis
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ import pytest
 import yaml
 
 from rlinf_api import job, names
+from rlinf_api.profile import RLProfileSpec, key_of
 from rlinf_operator import access
 from tests.builders import plan_of, ppo_job
 from tests.cluster import chart, worker_image
@@ -162,7 +165,7 @@ def test_both_deployments_and_the_crds_are_there_after_an_install(release: Relea
         found = release.get(f"deployment/rlinf-operator-{component}")
         assert conditions(found)["Available"] == "True"
         assert found["status"]["readyReplicas"] == replicas
-    for crd in ("rljobs.rlinf.io", "rlplans.rlinf.io"):
+    for crd in ("rljobs.rlinf.io", "rlplans.rlinf.io", "rlprofiles.rlinf.io"):
         assert conditions(release.get(f"crd/{crd}"))["Established"] == "True"
 
 
@@ -418,6 +421,18 @@ def test_a_job_is_profiled_and_gets_a_further_plan_by_itself(cluster: Cluster, n
     assert said["Profiled"] == ("True", "Profiled")
     # Written behind the job's own status, with the last word of its driver.
     until(lambda: "measured" in (plans()[current].get("status") or {}), what="what its steps took", timeout_s=30)
+    # What was measured outlives scheduler and job, and says who fed whom to whoever may read it.
+    key = key_of(job.RLJobSpec.model_validate(cluster.api.get(f"{where}/rljobs/cartpole")["spec"]))
+    kept = cluster.api.get(f"{where}/rlprofiles/{names.profile_name(key)}")["spec"]
+    RLProfileSpec.model_validate(kept)  # the API server pruned nothing of it
+    assert kept["job"]["name"] == "cartpole"
+    words = [sys.executable, "-m", "rljob", "graph", "cartpole", "-n", namespace]
+    drawn = subprocess.run(
+        words, env=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr
+    assert "rollout --" in drawn.stdout
     events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
     told_of = {e["reason"]: e.get("message", "") for e in events}
     assert "cartpole-p2 is in force instead of cartpole-p1" in told_of["PlanProbe"]

@@ -26,7 +26,7 @@ UNHELD = json.dumps([{"op": "remove", "path": "/metadata/finalizers"}])
 @pytest.fixture(scope="module")
 def crds(cluster):
     cluster.kubectl("apply", "-f", str(gen_crds.FOLDER))
-    for plural in ("rljobs", "rlplans"):
+    for plural in ("rljobs", "rlplans", "rlprofiles"):
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{plural}.rlinf.io", "--timeout=30s")
         until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
         conditions = json.loads(cluster.kubectl("get", "crd", f"{plural}.rlinf.io", "-o", "json"))["status"][

@@ -50,6 +50,8 @@
 {{- define "rlinf.rules.scheduler.jobs" -}}
 # it writes plans; get: whether the plan that has the name is the same one; list: which failed or were taken back; patch: why a plan stays, as an annotation, as the spec cannot change
 - {apiGroups: [rlinf.io], resources: [rlplans], verbs: [create, get, list, patch]}
+# what was measured, beyond its own life and the job's; list and delete: of a namespace the oldest go first
+- {apiGroups: [rlinf.io], resources: [rlprofiles], verbs: [create, delete, get, list, patch]}
 # what a job wants, when its driver has reported how its steps go
 - {apiGroups: [rlinf.io], resources: [rljobs], verbs: [get]}
 # owner references with blockOwnerDeletion, where OwnerReferencesPermissionEnforcement is on

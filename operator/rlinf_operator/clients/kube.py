@@ -52,6 +52,7 @@ _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
 RESOURCES: Final = {
     "RLJob": (names.API_VERSION, "rljobs"),
     "RLPlan": (names.API_VERSION, "rlplans"),
+    "RLProfile": (names.API_VERSION, "rlprofiles"),
     "Pod": ("v1", "pods"),
     "Service": ("v1", "services"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),

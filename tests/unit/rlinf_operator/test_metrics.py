@@ -64,12 +64,16 @@ async def test_an_answer_without_a_plan_is_counted_and_was_there_before_the_firs
             raise error
 
         async def get(self, kind, name, *, namespace="default"):
-            raise AssertionError("never asked")
+            assert kind == "RLProfile"
+            raise NotFound(name)
 
         async def list(self, kind, *, namespace, label_selector):
             raise AssertionError("never asked")
 
         async def patch(self, kind, name, *, patch, namespace="default"):
+            raise AssertionError("never asked")
+
+        async def delete(self, kind, name, *, namespace="default"):
             raise AssertionError("never asked")
 
     registry = CollectorRegistry()

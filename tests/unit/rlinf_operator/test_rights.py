@@ -29,6 +29,7 @@ def test_the_scheduler_makes_plans_where_jobs_are_and_nothing_else():
     found = [(rule.scope, rule.resource, rule.verbs, rule.names) for rule in access.SCHEDULER]
     assert found == [
         ("jobs", "rlplans", ("create", "get", "list", "patch"), ()),
+        ("jobs", "rlprofiles", ("create", "delete", "get", "list", "patch"), ()),
         ("jobs", "rljobs", ("get",), ()),
         ("jobs", "rljobs/finalizers", ("update",), ()),
     ]

@@ -86,7 +86,8 @@ async def test_why_a_plan_stays_stands_at_the_plan_once_for_each_search():
     really = site.store.patch
 
     async def patch(kind, name, *, patch, namespace):
-        writes.append((kind, name, patch["metadata"]["annotations"][names.ANNOTATION_STAYS]))
+        if kind == "RLPlan":
+            writes.append((kind, name, patch["metadata"]["annotations"][names.ANNOTATION_STAYS]))
         return await really(kind, name, patch=patch, namespace=namespace)
 
     site.store.patch = patch

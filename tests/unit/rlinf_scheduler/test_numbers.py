@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from rlinf_scheduler import __main__ as process
-from rlinf_scheduler import jobs, plan_writer, service
+from rlinf_scheduler import jobs, kept, plan_writer, service
 from rlinf_scheduler.planner import initial
 from rlinf_scheduler.replan import decide, fit
 
@@ -14,7 +14,8 @@ NUMBERS: dict[ModuleType, dict[str, float]] = {
     initial: {"MAX_STAGES": 64, "DEFAULT_SLICES": 2},
     process: {"API_TIMEOUT_S": 8.0, "STOP_GRACE_S": 2.0, "FILES_POLL_S": 0.5},
     service: {"MAX_TRIES": 10},
-    jobs: {"MAX_JOBS": 1_000, "MAX_REPORTS": 100},
+    jobs: {"MAX_JOBS": 1_000, "MAX_REPORTS": 100, "KEEP_S": 600.0},
+    kept: {"MAX_KEPT": 50, "MAX_KEPT_BYTES": 524_288, "READ_S": 2.0},
     plan_writer: {"MAX_PLANS": 500},
     fit: {
         "MOVE_BYTES_PER_S": 8 * 2**30,

@@ -14,7 +14,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import ClusterBusy, RLinfError, UserError, WorkerUnreachable
 from rlinf_api.plan import JobRef
 from rlinf_api.profile import Number, Profile, RoleProfile
-from rlinf_api.store import AlreadyExists
+from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.manifests import certificates
 from rlinf_scheduler.__main__ import MeasuredPlanning
@@ -124,12 +124,16 @@ async def test_other_errors_of_the_api_server_are_not_swallowed():
             raise RLinfError("forbidden")
 
         async def get(self, kind, name, *, namespace="default"):
-            raise AssertionError("Must not be called!")
+            assert kind == "RLProfile"
+            raise NotFound(name)
 
         async def list(self, kind, *, namespace, label_selector):
             raise AssertionError("Must not be called!")
 
         async def patch(self, kind, name, *, patch, namespace="default"):
+            raise AssertionError("Must not be called!")
+
+        async def delete(self, kind, name, *, namespace="default"):
             raise AssertionError("Must not be called!")
 
     _, job = await world()

@@ -7,10 +7,12 @@ import yaml
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
-from rlinf_api.job import dump
+from rlinf_api.job import RLJobSpec, dump
+from rlinf_api.profile import key_of
 from rlinf_scheduler.jobs import plan_manifest
 from rlinf_scheduler.replan.evidence import steps_of
 from rljob import reasons
+from tests.rljob_runs import rljob
 from tools.prove.world import World
 from tools.workloads import entries
 
@@ -79,6 +81,38 @@ def test_more_says_what_a_slot_and_memory_would_bring(work_dir):
     said = reasons.what_if(work_dir, pods={}, memory_gib=0, more=True)
     assert "1 slot more of pool main: " in said
     assert "10% more memory of pool main's slots: " in said
+
+
+@pytest.fixture
+def manifest(work_dir, tmp_path):
+    """The job of the run, as a manifest, with the key that its profiles say."""
+    job = yaml.safe_load((work_dir / "objects" / "rljob-default-job.yaml").read_text())
+    spec = RLJobSpec.model_validate(job["spec"])
+    whole = {"apiVersion": names.API_VERSION, "kind": "RLJob", "metadata": {"name": "job"}, "spec": job["spec"]}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(whole))
+    measured = [p.model_copy(update={"key": key_of(spec)}) for p in reasons.measured(work_dir)]
+    (tmp_path / "profiles.jsonl").write_text("".join(f"{profile.to_json()}\n" for profile in measured))
+    return tmp_path / "job.yaml"
+
+
+def test_of_a_job_that_has_not_begun_an_earlier_ones_profile_tells(work_dir, manifest):
+    began = reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
+    _, best, *_ = periods(reasons.what_if(work_dir, pods={}, memory_gib=0, more=False))
+    assert "now, as simulated" not in began
+    assert periods(began)[0] == pytest.approx(best, rel=0.02)
+    done = rljob("plan", "what-if", str(manifest), "--profile", str(manifest.parent), "--pods", "main=2")
+    assert done.returncode == 0, done.stderr
+    assert periods(done.stdout)[0] < 0.9 * best
+
+
+def test_another_jobs_profile_and_a_wrong_manifest_are_refused(work_dir, manifest):
+    with pytest.raises(UserError, match=r"profile .* is of another job: got job, key sha256:0000.*wanted key sha256:"):
+        reasons.what_if_it_began(manifest, work_dir, pods={}, memory_gib=0, more=False)
+    whole = yaml.safe_load(manifest.read_text())
+    whole["spec"]["flow"]["setps"] = 1
+    manifest.write_text(yaml.safe_dump(whole))
+    with pytest.raises(UserError, match=r"job\.yaml is no job that could begin: got spec\.flow\.setps: is not a field"):
+        reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
 
 
 def test_what_cannot_be_asked_is_a_sentence(work_dir, tmp_path):
