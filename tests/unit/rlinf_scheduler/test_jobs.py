@@ -9,6 +9,7 @@ from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_scheduler import jobs
 from rlinf_scheduler.jobs import Jobs, case_of, plan_manifest
 from rlinf_scheduler.replan.decide import Stay
+from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
 from tools import workloads
 from tools.prove.world import World
@@ -248,3 +249,41 @@ async def test_plans_that_cannot_be_read_are_counted_by_their_names_and_those_of
     case = case_of(site.world.job, [failed, unreadable, others, mine], job_uid=site.uid, profiles=())
     assert [(record.spec.revision, record.failed) for record in case.plans] == [(1, False), (3, True)]
     assert case.highest == 9
+
+
+# --- several schedulers -----------------------------------------------------------------------------------------------
+async def report(planning, site, *, step, revision=1):
+    profile = site.world.profile(await site.plan(revision), site.world.truth, [5.2], last=step)
+    await planning.report_profile(profile.to_json(), namespace="default", job_uid=site.uid)
+    await planning.jobs.consider(site.uid)
+
+
+async def test_a_driver_that_comes_to_another_scheduler_is_decided_on_as_by_one():
+    """Whoever stands behind the Service: the second goes on from what the first has kept."""
+    site = await Site.made()
+    codes: list[str] = []
+    first, second = (Planning(site.store, on_decision=lambda code, seconds: codes.append(code)) for _ in range(2))
+    for step in (1, 2, 3):
+        await report(first, site, step=step)
+    for step in (4, 5, 6):
+        await report(second, site, step=step, revision=2)
+    assert codes == ["Profiling", "Profiling", "Probe", "Profiling", "Profiling", "Profiled"]
+    assert await site.revisions() == [1, 2, 3]
+    assert [one.last_step for one in second.jobs.of(site.uid)] == [1, 2, 3, 4, 5, 6]
+    alone = await Site.made()
+    await alone.steps(1, 3)
+    await alone.steps(4, 6, revision=2)
+    assert (await site.plan(3)).workers == (await alone.plan(3)).workers
+
+
+async def test_two_schedulers_that_hear_the_same_write_one_plan():
+    """A report whose answer was lost goes to the next one, while the first still decides."""
+    site = await Site.made()
+    codes: list[str] = []
+    both = [Planning(site.store, on_decision=lambda code, seconds: codes.append(code)) for _ in range(2)]
+    for step in (1, 2, 3):
+        await asyncio.gather(*(report(planning, site, step=step) for planning in both))
+    assert await site.revisions() == [1, 2]
+    assert sorted(codes[4:]) in (["Probe", "Unread"], ["Pending", "Probe"])
+    await asyncio.gather(*(report(planning, site, step=4) for planning in both))
+    assert codes[6:] == ["Pending", "Pending"]
