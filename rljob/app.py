@@ -300,6 +300,20 @@ def plan_pin(
         _said(*command.pin(_where(where, namespace, context), name, timeout_s=timeout))
 
 
+@plans.command("unpin")
+def plan_unpin(
+    where: WhereArgument,
+    mode: Annotated[str, typer.Option(help="spec.placement.mode then: Auto, Collocated, Disaggregated")] = "Auto",
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Let the scheduler go on from the plan in force: as set, pin and rollback keep theirs."""
+    from rljob import plan as command
+
+    with _refused():
+        _said(*command.unpin(_where(where, namespace, context), mode=mode))
+
+
 @plans.command("rollback")
 def plan_rollback(
     where: WhereArgument, timeout: Timeout = 120.0, namespace: Namespace = "", context: Context = ""

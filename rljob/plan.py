@@ -5,6 +5,7 @@ in force by hand.
     rljob plan show WORKDIR --yaml           the plan in force, to be edited and set
     rljob plan set WORKDIR FILE              a new revision, pinned; waits until it is in force, or why it is not
     rljob plan pin WORKDIR NAME              an older one again
+    rljob plan unpin WORKDIR                 the scheduler goes on from the one in force
     rljob plan rollback WORKDIR              what the one in force came from
     rljob plan approve WORKDIR NAME          one that waits for approval may come into force
     rljob plan pin JOB NAME -n NAMESPACE     the same on a cluster, as the person of the kubeconfig
@@ -70,6 +71,11 @@ def put(where: Where, file: Path, *, timeout_s: float) -> tuple[bool, str]:
 
 def pin(where: Where, name: str, *, timeout_s: float) -> tuple[bool, str]:
     return _changed(where, {"do": "pin", "name": name}, timeout_s=timeout_s)
+
+
+def unpin(where: Where, *, mode: str) -> tuple[bool, str]:
+    answer = _ask(where, {"do": "unpin", "mode": mode}, timeout_s=CALL_MARGIN_S)
+    return bool(answer["ok"]), str(answer.get("message", ""))
 
 
 def roll_back(where: Where, *, timeout_s: float) -> tuple[bool, str]:

@@ -25,6 +25,7 @@ from rljob import by_hand
 
 Manifest = dict[str, Any]
 MAX_WAIT_S: Final = 3600.0
+UNPINNED: Final = tuple(str(mode) for mode in PlacementMode if mode is not PlacementMode.PINNED)
 NOT_APPLIED: Final = frozenset({Reason.PIN_NOT_FOUND, Reason.PIN_REFUSED, Reason.PLAN_FAILED})
 
 
@@ -59,6 +60,8 @@ class PlanVerbs:
                 return await self._pin(str(asked["name"]), timeout_s=float(asked.get("timeout_s", 0)))
             if do == "rollback":
                 return await self._roll_back(timeout_s=float(asked.get("timeout_s", 0)))
+            if do == "unpin":
+                return await self._unpin(str(asked["mode"]))
             if do == "approve":
                 return await self._approve(str(asked["name"]), by=str(asked["by"]))
             return {"ok": False, "message": f"{do!r} is not known here; use rljob of the version that runs the job"}
@@ -120,6 +123,20 @@ class PlanVerbs:
             missed = UserError("there is nothing to go back to", got=got, next="pin one of `rljob plan history`")
             return {"ok": False, "plan": current, "message": str(missed)}
         return await self._pin(named[0], timeout_s=timeout_s)
+
+    async def _unpin(self, mode: str) -> dict[str, Any]:
+        """What is in force stays until another comes: of the scheduler, by what is measured."""
+        if mode not in UNPINNED:
+            raise InvalidManifest("a job cannot be planned so", got=sentences.shown(mode), wanted=", ".join(UNPINNED))
+        job = await self._get_job()
+        placement = job["spec"].get("placement") or {}
+        current = str(((job.get("status") or {}).get("plan") or {}).get("current", ""))
+        if placement.get("mode") != PlacementMode.PINNED:
+            return {"ok": True, "plan": current, "message": "no plan is pinned"}
+        patch = {"spec": {"placement": {"mode": mode, "pin": None}}}
+        await self._store.patch("RLJob", self._job, patch=patch, namespace=self._namespace)
+        said = f"{placement.get('pin')} is not pinned any more: the scheduler goes on from {current or 'the next plan'}"
+        return {"ok": True, "plan": current, "message": said}
 
     async def _pin(self, name: str, *, timeout_s: float) -> dict[str, Any]:
         """Pinned, and what came of it. A name that no plan bears is not: it would end what is on its way."""

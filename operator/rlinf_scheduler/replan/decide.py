@@ -55,7 +55,7 @@ IN_PLACE_S: Final = 0.2
 START_S: Final = 30.0
 """Until a worker that nobody has timed works: imports, weights, the first compile of an engine."""
 CODES: Final = (
-    "Off", "Pinned", "ByHand", "Pending", "Profiling", "Unfit", "Best", "Verifying", "Verified", "NotWorthIt",
+    "Off", "Pinned", "Pending", "Profiling", "Unfit", "Best", "Verifying", "Verified", "NotWorthIt",
     "NoneLeft",
 )  # fmt: skip
 """Why a plan stays, in one word."""
@@ -117,10 +117,6 @@ class _Decision(Known):
             return Stay("Off", "spec.placement.profileSteps is 0")
         if self.record is None:
             return Stay("Pending", f"revision {newest.revision}, which was measured, is not there any more")
-        if self.plan.source == "User":
-            return Stay(
-                "ByHand", f"revision {self.plan.revision} was written by a person and stays until it is unpinned"
-            )
         if waiting := [p.spec.revision for p in self.case.plans if p.spec.revision > newest.revision and not p.failed]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
         if self.now.count < self.wanted_steps:

@@ -331,16 +331,25 @@ def test_where_nothing_is_to_be_decided_one_word_says_why(placement, code):
     assert found.code == code
 
 
-def test_a_plan_on_its_way_is_waited_for_and_one_by_hand_stays():
+def test_a_plan_on_its_way_is_waited_for():
     job = world()
     job.run(3)
     waiting = decided(job)
     assert isinstance(waiting, Stay)
     assert (waiting.code, waiting.why) == ("Pending", "revision 2 is on its way")
+
+
+def test_a_plan_by_hand_that_nobody_pins_any_more_is_improved_on_like_any():
+    job = world()
+    job.run(3)
     by_hand = replace(job, plans=[job.plans[0].model_copy(update={"source": "User"})])
+    pinned = by_hand.job.placement.model_copy(update={"mode": PlacementMode.PINNED, "pin": "job-p1"})
+    kept = decided(by_hand, job=by_hand.job.model_copy(update={"placement": pinned}))
+    assert isinstance(kept, Stay)
+    assert kept.code == "Pinned"
     found = decided(by_hand)
-    assert isinstance(found, Stay)
-    assert found.code == "ByHand"
+    assert isinstance(found, NextPlan)
+    assert (found.plan.reason.code, found.plan.source) == ("Probe", "Scheduler")
 
 
 def test_side_by_side_stays_side_by_side():

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rlinf_api.errors import UserError
 from rljob import plan as command
 from rljob.local.control import Control
 from rljob.local.store import MemoryStore
@@ -144,3 +145,18 @@ async def test_a_plan_is_approved_once_and_by_whom_is_not_written_over(store, tm
     annotations = (await store.get("RLPlan", "j-p2"))["metadata"]["annotations"]
     assert annotations == {"rlinf.io/approved-by": "ada"}
     assert await approve("j-p22", "ada") == (False, "this job has no plan 'j-p22'; nothing was changed")
+
+
+@pytest.mark.usefixtures("control")
+async def test_a_pin_is_taken_back_and_what_is_in_force_stays(store, tmp_path):
+    pin = {"spec": {"placement": {"mode": "Pinned", "pin": "j-p2"}}}
+    await store.patch("RLJob", "j", patch=pin)
+    await says(store, "True", "PlanInForce", current="j-p2")
+    async with asyncio.timeout(10):
+        done = await asyncio.to_thread(command.unpin, tmp_path, mode="Disaggregated")
+        assert done == (True, "j-p2 is not pinned any more: the scheduler goes on from j-p2")
+        assert await placement(store) == {"mode": "Disaggregated"}
+        assert await asyncio.to_thread(command.unpin, tmp_path, mode="Auto") == (True, "no plan is pinned")
+        assert await placement(store) == {"mode": "Disaggregated"}
+        with pytest.raises(UserError, match="planned so: got 'Pinned', wanted Auto, Collocated, Disaggregated"):
+            await asyncio.to_thread(command.unpin, tmp_path, mode="Pinned")
