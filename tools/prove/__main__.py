@@ -5,6 +5,9 @@ python -m tools.prove two-stages [--count 600]
 python -m tools.prove steady | shift | loop [--count N]
 python -m tools.prove table                           writes the table of predictions; only where a rule has changed
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
+python -m tools.prove schedules [--count 200]         real jobs that are re-planned under faults; half a minute each
+python -m tools.prove placements                      real runs: predictions by a profile, and regret; 2 hours
+python -m tools.prove jobs                            real runs of whole jobs, against fixed placements; 3 hours
 python -m tools.prove cartpole                        real runs of a PPO job in turns and side by side
 """
 
@@ -19,16 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tools.prove import against_runtime, cartpole, exact, loop, table, two_stages
+from tools.prove import against_runtime, cartpole, exact, loop, placements, schedules, table, two_stages, whole_jobs
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
 LOOPS: Final = {"steady": 20, "shift": 60, "loop": len(loop.ENTRIES)}
+REAL: Final = ("schedules", "placements", "jobs", "predict", "cartpole")
+"""Parts that run jobs."""
 Line = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
-    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, "predict", "cartpole", "table"))
+    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, *REAL, "table"))
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
@@ -51,6 +56,14 @@ def main(arguments: Sequence[str]) -> int:
         summary, count = exact.summary, args.count or 200
     elif args.part in LOOPS:
         one, summary, count = getattr(loop, args.part), loop.summary, args.count or LOOPS[args.part]
+    elif args.part == "placements":
+        one = partial(placements.one, time_scale=args.time_scale)
+        summary, count = placements.summary, args.count or len(placements.ENTRIES)
+    elif args.part == "jobs":
+        one = partial(whole_jobs.one, time_scale=args.time_scale)
+        summary, count = whole_jobs.summary, args.count or len(whole_jobs.ENTRIES)
+    elif args.part == "schedules":
+        one, summary, count = schedules.one, schedules.summary, args.count or 200
     else:
         one, summary, count = two_stages.one, two_stages.summary, args.count or 600
     name = f"exact-{args.slots}{'-ppo' * args.like_ppo}" if args.part == "exact" else args.part

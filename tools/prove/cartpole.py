@@ -11,15 +11,9 @@ choice is to be within 5% of the best that was measured.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -31,6 +25,7 @@ from rlinf_scheduler.planner import search, spec, words
 from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.fit import Fit, fit, warmed_up
+from tools.prove import runs
 from tools.workloads import ROOT
 
 STEPS, WARM = 60, 10
@@ -75,52 +70,37 @@ def _plan(slots: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def measured(plan: Mapping[str, Any], folder: Path) -> tuple[list[float], tuple[Profile, ...], RLPlanSpec]:
+def measured(plan: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[Profile, ...], RLPlanSpec]:
     """Seconds of the steps behind the first ones, what was profiled, and the plan as it was in force."""
-    job, file = folder / "job.yaml", folder / "plan.yaml"
-    job.write_text(yaml.safe_dump(manifest()), encoding="utf-8")
-    file.write_text(yaml.safe_dump(dict(plan)), encoding="utf-8")
-    command = [sys.executable, "-m", "rljob", "run", str(job), "--plan", str(file), "--work-dir", str(folder / "work")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"rljob run exited with {done.returncode} and said {done.stderr[-2000:]!r}")
-    work = folder / "work"
-    commits = [json.loads(line)["time"] for line in _lines(work / "metrics.jsonl")]
-    profiles = tuple(Profile.from_json(line) for line in _lines(work / "profiles.jsonl"))
-    (found,) = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (work / "objects").glob("rlplan-*.yaml")]
-    return [b - a for a, b in pairwise(commits)][WARM:], profiles, RLPlanSpec.model_validate(found["spec"])
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
+    went = runs.run(manifest(), plan=plan, timeout_s=RUN_TIMEOUT_S)
+    return went.seconds[WARM:], went.profiles, went.plans[-1]
 
 
 def show() -> bool:
     """Whether all bars hold."""
     job = RLJobSpec.model_validate(manifest()["spec"])
     problem: PlanProblem | None = None
-    runs: dict[str, tuple[float, float]] = {}
+    rows: dict[str, tuple[float, float]] = {}
     print("| placement | predicted ms | measured ms (middle half) | off |")
     print("|---|---|---|---|")
     for name, plan in placements():
-        with tempfile.TemporaryDirectory(prefix="cartpole-") as folder:
-            seconds, profiles, in_force = measured(plan, Path(folder))
+        seconds, profiles, in_force = measured(plan)
         if problem is None:
             problem = _problem(job, profiles, in_force)
         candidate = spec.read(problem, in_force, job)
         predicted, took = simulate(problem, candidate).period_ms, 1e3 * statistics.median(seconds)
         low, _, high = statistics.quantiles(seconds, n=4)
-        runs[name] = predicted, took
+        rows[name] = predicted, took
         said = f"{took:.0f} ({1e3 * low:.0f} to {1e3 * high:.0f}) | {predicted / took - 1:+.1%}"
         print(f"| {name} | {predicted:.0f} | {said} |", flush=True)
     assert problem is not None
     chosen, took = _chosen(problem, job)
-    best = min(took, *(ms for _, ms in runs.values()))
+    best = min(took, *(ms for _, ms in rows.values()))
     print(f"\nchosen: {chosen}: {took:.0f} ms, {took / best - 1:+.1%} of the best")
-    first, *others = runs.values()
+    first, *others = rows.values()
     worst = max(abs(predicted / ms - 1) for predicted, ms in others)
     own = first[0] / first[1] - 1
-    print(f"predicted by what `{next(iter(runs))}` measured: at most {worst:.1%} off, itself {own:+.1%}")
+    print(f"predicted by what `{next(iter(rows))}` measured: at most {worst:.1%} off, itself {own:+.1%}")
     return worst <= OFF and took <= (1 + CHOSEN) * best
 
 
@@ -146,11 +126,7 @@ def _chosen(problem: PlanProblem, job: RLJobSpec) -> tuple[str, float]:
         )  # fmt: skip
         if written is None:
             continue
-        plan = written.model_dump(
-            mode="json", by_alias=True, include={"pools", "workers", "lease_sets", "channels", "cycles"}
-        )
-        with tempfile.TemporaryDirectory(prefix="cartpole-") as folder:
-            seconds, _, _ = measured(plan, Path(folder))
+        seconds, _, _ = measured(runs.written(written))
         said = f"{words.describe(problem, scored.candidate)}, predicted {scored.prediction.period_ms:.0f} ms"
         return said, 1e3 * statistics.median(seconds)
     raise RuntimeError("none of the search's plans can be written down")
