@@ -92,12 +92,15 @@ class Gangs:
 
     def leave_old_roster(self, record: WorkerRecord) -> bool:
         """A new driver meets ranks that are ready in a roster whose other ranks died with the driver before it, and
-        those ranks' next lives: all join anew. True where this one has been ended for it."""
-        if self.joined.isdisjoint(self._with(record.placed.role)):
-            return False
+        those ranks' next lives: all join anew. True where this one has been ended for it. A next life is not waited
+        for until it joins: where it takes turns it loads in the gang's turn, which its others do not want."""
         gang = self._all_with(record.placed.role)
+        old = [r for r in gang if not r.joined and r.state is WorkerState.READY]
         joining = next((r for r in gang if r.joined), None)
-        if joining is None or not any(not r.joined and r.state is WorkerState.READY for r in gang):
+        if joining is None and any(self._workforce.is_of_before(r) for r in old):
+            begun = (r for r in gang if not self._workforce.is_of_before(r))
+            joining = next((r for r in begun if r.state in (WorkerState.STARTING, WorkerState.CONNECTED)), None)
+        if joining is None or not old:
             return False
         self.gone(joining)
         return record is not joining
@@ -115,6 +118,8 @@ class Gangs:
     def settle(self) -> None:
         """Begin for the ranks that end steps and wait for it."""
         job, gang = self._job, self._ranks
+        if gang:
+            self.leave_old_roster(gang[0])
         waiting = [r for r in gang if r.state is WorkerState.READY and not r.begun]
         if any(r.begun for r in gang):  # then theirs was lost with the driver before this one
             for record in waiting:

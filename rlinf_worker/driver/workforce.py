@@ -340,6 +340,10 @@ class Workforce:
         record.why = why
         self._job.mark_member(record.placed.id)
 
+    def is_of_before(self, record: WorkerRecord) -> bool:
+        """A driver before this one has begun its present life, or the last one."""
+        return record.attempt <= (self._job.attempt - 1) * ATTEMPTS_PER_DRIVER
+
     def restart_gangs(self, roles: tuple[str, ...], *, besides: WorkerRecord) -> None:
         """A rank is lost: the others are ended too, and all start again to join the next roster."""
         why = f"gang {besides.placed.role!r} is formed anew"

@@ -9,6 +9,7 @@ from rlinf_api.report import DriverState
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.runtime.session import branches_of
 from tests.builders_driver import make_job
+from tests.fakes.driver_roles import SimActor
 from tests.fakes.driver_world import World
 
 LOST = {
@@ -113,3 +114,31 @@ def test_what_names_no_branch_is_of_the_first():
     for message in (pb.DriverMessage(welcome=pb.Welcome(driver_attempt=9)),
                     pb.DriverMessage(assign=pb.Assign(channel="segments"))):  # fmt: skip
         assert max(branches_of(message)) == 0
+
+
+async def test_a_gang_that_takes_turns_is_formed_anew_by_a_driver_that_never_saw_its_other_ranks_join(monkeypatch):
+    """A rank's next life loads in the gang's turn, which is granted when all ranks want it: the one that was ready
+    before the driver came does not, until it is ended too. So the new driver may not wait for a rank to join."""
+    load, blocked = SimActor.load, list[SimActor]()
+
+    def in_turn(rank: SimActor) -> None:
+        ranks = [w for w in rank.world.workers.values() if isinstance(w, SimActor)]
+        if len({one.attempt > 1000 for one in ranks}) > 1:
+            blocked.append(rank)
+            return
+        for one in (rank, *(other for other in blocked if other is rank.world.workers.get(other.id))):
+            load(one)
+
+    monkeypatch.setattr(SimActor, "load", in_turn)
+    for killed_first in (True, False):
+        world = World(make_job(steps=6, every_steps=2, actors=2))
+        await world.run_until(lambda world=world: world.driver.job.ledger.committed == 3)
+        if killed_first:
+            world.kill("actor/0")
+        world.replace_driver()
+        if not killed_first:
+            world.kill("actor/0")
+        await world.run()
+        assert world.driver.job.standing.state is DriverState.COMPLETE
+        assert [step for _, step, _ in world.committed][-3:] == [4, 5, 6]
+    assert blocked, "it has met the case"
