@@ -43,7 +43,6 @@ from rlinf_api.errors import UserError
 from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.simulate import simulate
 from rljob import plan as verbs
-from tools.chaos.verdict import history
 from tools.prove.world import World
 from tools.workloads import ROOT, entries, job
 
@@ -324,7 +323,9 @@ def problems(run: LocalRun) -> list[str]:
     if run.process.returncode != 0 or run.answer.get("condition") != "Complete":
         return [f"exit code {run.process.returncode}, {run.answer}"]
     said = []
-    steps = history(run.lines("lineage"))
+    steps, anew = _surviving(run.lines("lineage"))
+    if anew >= run.starts:
+        said.append(f"steps were made again on their branch {anew} times in {run.starts} starts")
     if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
         said.append(f"the surviving history has steps {[line['step'] for line in steps]}")
     if odd := [(line["step"], line["units"]) for line in steps if line["units"] != ITEMS]:
@@ -338,6 +339,23 @@ def problems(run: LocalRun) -> list[str]:
     if told and current != f"{run.name}-p{told[-1]}":
         said.append(f"the driver said last that revision {told[-1]} is in force, and the job names {current}")
     return said
+
+
+def _surviving(lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The lines of steps that no later one has made again, and how often that was on the same branch: as by a run that
+    was killed before its first checkpoint, and began anew.
+
+    >>> _surviving([{"branch": 0, "step": 1}, {"branch": 0, "step": 2}, {"branch": 0, "step": 1}])
+    ([{'branch': 0, 'step': 1}], 1)
+    """
+    survived: list[dict[str, Any]] = []
+    anew = 0
+    for line in lines:
+        anew += bool(survived) and survived[-1]["step"] >= line["step"] and survived[-1]["branch"] == line["branch"]
+        while survived and survived[-1]["step"] >= line["step"]:
+            survived.pop()
+        survived.append(line)
+    return survived, anew
 
 
 def _has(plan: dict[str, Any], kind: str) -> bool:

@@ -46,6 +46,7 @@ def ended(tmp_path, monkeypatch):
     )  # fmt: skip
     run = schedules.LocalRun(Schedule(1, [], {"metadata": {"name": "job"}}), tmp_path)
     run.process.wait(30)
+    run.starts = 1
     (run.work_dir / "objects").mkdir(parents=True)
     (tmp_path / "out").write_text('{"condition": "Complete"}\n')
     (tmp_path / "err").write_text("")
@@ -56,6 +57,14 @@ def ended(tmp_path, monkeypatch):
     put(run, "rljob-default-job", {"metadata": {"name": "job"}, "status": {"plan": {"current": "job-p2"}}})
     (run.work_dir / "events.jsonl").write_text('{"event": "plan", "revision": 1}\n{"event": "plan", "revision": 2}\n')
     return run
+
+
+def test_steps_made_again_on_their_branch_are_of_a_run_that_was_started_again(ended):
+    again = [*range(1, 4), *range(1, STEPS + 1)]
+    write(ended, steps=again)
+    assert schedules.problems(ended) == ["steps were made again on their branch 1 times in 1 starts"]
+    ended.starts = 2
+    assert schedules.problems(ended) == []
 
 
 def write(run, *, steps, units=ITEMS):
