@@ -193,7 +193,7 @@ class Instructions:
                 grace_s = instruction.drain.deadline_s or self._settings.stop_grace_s
                 await self._supervisor.stop_all(reason="the pod is drained", grace_s=grace_s)
             case "lease_sets":
-                self._turns.adopt(instruction.lease_sets)
+                await asyncio.gather(*map(self._leave_alone, self._turns.adopt(instruction.lease_sets)))
             case "prepare":
                 prepare = instruction.prepare
                 self._plan(
@@ -210,6 +210,11 @@ class Instructions:
                     "an instruction of a kind that this agent does not know", got=f"id {instruction.id}",
                     next="run driver and worker pods from images of the same version",
                 )  # fmt: skip
+
+    async def _leave_alone(self, worker: str) -> None:
+        """It takes no turns any more, and hears so when nobody else that ends is on its slots."""
+        await self._vacancy.left_to(worker)
+        self._turns.alone(worker)
 
     async def _start(self, start: Start, *, driver_attempt: int) -> None:
         """A driver that came back counts attempts from what lives; what died before its time it cannot know. The number

@@ -113,8 +113,10 @@ class AgentTurns:
         self.kills = 0
 
     # --- the plan ---------------------------------------------------------------------------------------------------
-    def adopt(self, message: agents_pb2.LeaseSets) -> None:
-        """The sets of the plan in force. One that has not changed goes on as it is."""
+    def adopt(self, message: agents_pb2.LeaseSets) -> list[str]:
+        """The sets of the plan in force. One that has not changed goes on as it is. Returns who takes no turns any
+        more: each hears so by `alone`, once nobody else ends on its slots."""
+        alone = []
         wanted = {lease.name: lease for lease in message.sets}
         for name, known in list(self._sets.items()):
             if wanted.get(name) != known.message:
@@ -130,11 +132,26 @@ class AgentTurns:
             member = self._members.setdefault(worker, _SetWorker(worker))
             member.lease_set = inside.get(worker, "")
             self._note_turn(member)
-            if member.joined and before.get(worker, "") != member.lease_set:
+            was = before.get(worker, "")
+            if not member.joined or was == member.lease_set:
+                continue
+            if not was and member.report is None:  # it has the slots to itself until it says that it is off
+                member.report = Report(worker=worker, standing=Standing.HOLDS)
+            if member.lease_set:
                 self._say_membership(member)
+            else:
+                alone.append(worker)
         for name, lease in wanted.items():
             if name not in self._sets:
                 self._make(lease)
+        return alone
+
+    def alone(self, worker: str) -> None:
+        """The slots are its own from here on, unless yet another plan has it take turns."""
+        member = self._members[worker]
+        if member.joined and not member.lease_set:
+            member.report = None
+            self._say_membership(member)
 
     def _make(self, message: agents_pb2.LeaseSet) -> None:
         """A new set, or one that the plan has changed: what its workers hold now is where it begins."""

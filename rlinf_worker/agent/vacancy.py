@@ -11,6 +11,7 @@ with each other: both have their processes all the time, and agent/turns.py hand
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -21,6 +22,8 @@ from rlinf_worker import memory
 from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.memory import Probe
+
+logger = logging.getLogger(__name__)
 
 LIMIT_S: Final = 45.0
 """A grace, a kill and the memory take a few seconds. Less than the 60 s after which a driver gives up a worker that
@@ -81,6 +84,16 @@ class Vacancy:
                 del self.waiting[start.worker]
         self._began[start.worker] = frozenset(start.slots), self._probe.used_bytes() if start.slots else 0
 
+    async def left_to(self, worker: str) -> None:
+        """Returns when nobody else that ends has its slots any more, or after LIMIT_S: it lives, and goes on there."""
+        deadline = self._clock() + LIMIT_S
+        while (start := self._workers.life(worker).start) is not None and (held := self._held_by(start, but=worker)):
+            if self._clock() >= deadline:
+                said = {"worker": worker, "limit_s": LIMIT_S, "there": ", ".join(held)}
+                logger.warning("slots of a worker that goes on alone are not free; it loads all the same", extra=said)
+                return
+            await asyncio.sleep(_POLL_S)
+
     def give_up(self, worker: str) -> None:
         """A Stop came: what waits to start is not to."""
         self.waiting.pop(worker, None)
@@ -97,12 +110,13 @@ class Vacancy:
             level = memory.free_level(before, max(0, used - before))
             self._left[worker] = _Left(slots, level, used, now, now)
 
-    def _held_by(self, start: Start) -> list[str]:
+    def _held_by(self, start: Start, *, but: str = "") -> list[str]:
         slots, mine = set(start.slots), start.worker
         ending = [
             worker.id
             for worker in self._workers.held()
             if worker.ending
+            and worker.id != but
             and worker.start is not None
             and (worker.id == mine or not slots.isdisjoint(worker.start.slots))
             and (worker.id == mine or not self._take_turns(worker.id, mine))

@@ -2,7 +2,7 @@
 
 | worker | what becomes of it |
 |---|---|
-| kept | goes on in its process: sizes, routes and its share of the work change in place |
+| kept | goes on in its process: sizes, routes, its share of the work and turns on its slots change in place |
 | beside | is new, on slots that nobody holds: started while the old plan works on |
 | after | is new, or starts again, on slots that somebody holds until the commit: started by it |
 | gone | is ended by the commit: its id is not in the new plan, or starts again elsewhere |
@@ -21,7 +21,6 @@ from rlinf_api.errors import RLinfError
 from rlinf_api.names import WorkerId
 from rlinf_api.placement import Placement
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.slots import PlacedWorker, Slot
 from rlinf_worker.driver.members import PodKey
 from rlinf_worker.driver.topology import Topology
 
@@ -79,9 +78,9 @@ def check(
 def between(old: Placement, new: Placement, *, gang_roles: Collection[str], gangs: Iterable[str] = ()) -> Changes:
     """`gang_roles`: those that end steps. `gangs`: roles that are known to be gangs besides."""
     before, wanted = {w.id: w for w in old.workers}, {w.id: w for w in new.workers}
-    same = {wid for wid, w in wanted.items() if wid in before and _place(old, before[wid]) == _place(new, w)}
+    same = {wid for wid, w in wanted.items() if wid in before and before[wid].slots == w.slots}
     whole = {*gang_roles, *gangs}
-    anew = {r for r in whole if [_place(old, w) for w in old.of_role(r)] != [_place(new, w) for w in new.of_role(r)]}
+    anew = {r for r in whole if [w.slots for w in old.of_role(r)] != [w.slots for w in new.of_role(r)]}
     if is_anew := not anew.isdisjoint(gang_roles):
         anew |= set(gang_roles)  # all stand on the same step
     same -= {w.id for w in new.workers if w.role in anew}
@@ -101,9 +100,3 @@ def between(old: Placement, new: Placement, *, gang_roles: Collection[str], gang
         new_pods=frozenset(new.places() - old.places()),
         resized_roles=frozenset(role for role, n in counts.items() if len(new.of_role(role)) != n),
     )
-
-
-def _place(placement: Placement, worker: PlacedWorker) -> tuple[tuple[Slot, ...], bool]:
-    """Its slots, and whether it takes turns on them: who begins or ceases to is started anew, as a worker settles what
-    it can give up when it loads. The order of turns changes in place."""
-    return worker.slots, any(not lease.slots.isdisjoint(worker.slots) for lease in placement.lease_sets)

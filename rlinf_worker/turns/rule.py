@@ -13,6 +13,8 @@ The rule, as DESIGN.md numbers it ((a) is a check of the plan, rlinf_api.lease_s
 (c) a role that gave its turn back because it was idle waits until its channel has filled or drained to a quarter
     (`ripe`), or nobody can fill it any more, or its patience is over;
 (d) two turns in a row without an item are said aloud;
+(f) who is on the slots out of turn, as it had them before a plan put them into this set, is told to leave at its next
+    pause, and nobody is let load until it has;
 (e) who works on for `turn_most_s` while another wants the slots is told that its turn is over.
 
 A worker has at most one order on its way; what it says before it has answered is of the past and ignored.
@@ -211,7 +213,7 @@ def step(lease: LeaseSet, state: State, event: Event) -> tuple[State, list[Actio
     actions: list[Action] = []
     match event:
         case Said():
-            state = _said(state, event)
+            state = _said(lease, state, event)
         case Gone(worker):
             members = tuple((name, Member() if name == worker else member) for name, member in state.members)
             state = replace(state, members=members)
@@ -229,13 +231,13 @@ def step(lease: LeaseSet, state: State, event: Event) -> tuple[State, list[Actio
     return state, actions
 
 
-def _said(state: State, said: Said) -> State:
+def _said(lease: LeaseSet, state: State, said: Said) -> State:
     member = state[said.worker]
     if said.items:
         state = replace(state, items=True, flowed=True)
     if member.killed or (member.asked is not None and not said.answers):
         return state
-    if said.standing is Standing.LEAVES:
+    if said.standing is Standing.LEAVES and lease.turn_of(said.worker) == state.at:
         state = replace(state, leaving=True)
     loaded = member.loaded and said.standing not in ON_SLOTS and member.asked is not Kind.OFFLOAD
     return state.but(said.worker, standing=said.standing, ripe=said.ripe, asked=None, loaded=loaded)
@@ -259,14 +261,19 @@ def late(state: State) -> list[str]:
 
 
 def lingering(lease: LeaseSet, state: State) -> list[str]:
-    """Who works on though another could have the slots at once."""
-    if not state.holding or state.leaving or not any(i != state.at for i in _candidates(lease, state)):
+    """Who works on though another could have the slots at once, or out of turn while anybody wants them."""
+    if not state.holding or state.leaving:
         return []
-    holders = _holders(lease, state)
+    wanted = list(_candidates(lease, state))
+    has_rival, late = any(i != state.at for i in wanted), any(m.wants for _, m in _holders(lease, state))
     return [
         worker
-        for worker, m in holders
-        if m.standing is Standing.HOLDS and m.asked is None and not m.killed and m.told is not Kind.END
+        for worker, m in state.members
+        if m.standing is Standing.HOLDS
+        and m.asked is None
+        and not m.killed
+        and m.told is not Kind.END
+        and (has_rival or (late and lease.turn_of(worker) != state.at))
     ]
 
 
@@ -287,6 +294,7 @@ def _settle(lease: LeaseSet, state: State, actions: list[Action]) -> State:
         return _free(lease, state, actions)
     if not any(m.on_slots for _, m in _holders(lease, state)):
         return _turn_over(lease, state, actions)
+    state = _out_of_turn(lease, state, actions)
     return _leave(lease, state, actions) if state.leaving else _held(lease, state, actions)
 
 
@@ -372,15 +380,18 @@ def _free(lease: LeaseSet, state: State, actions: list[Action]) -> State:
 
 def _held(lease: LeaseSet, state: State, actions: list[Action]) -> State:
     holders = _holders(lease, state)
+    alone = all(lease.turn_of(worker) == state.at for worker, m in state.members if m.on_slots)
     rivals = [i for i in _candidates(lease, state) if i != state.at]
     due = any(m.standing is Standing.DUE for _, m in holders)
     if (rivals or due) and not state.yielding:
         state = replace(state, yielding=True)
     if state.yielding:
         state = _tell(lease, state, rivals, actions)
-    state = _preload(lease, state, rivals, actions)
+    if alone:
+        state = _preload(lease, state, rivals, actions)
     if _all_frozen(lease, state):
-        if any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals):
+        torn = lease.turns[state.at].gang and not all(m.on_slots for _, m in holders)
+        if torn or any(_is_ripe(lease, state, i, nobody_works=True) for i in rivals):
             return _leave(lease, state, actions)
         if due and not rivals:  # the same role again, without having left
             return _again(lease, state, actions)
@@ -388,8 +399,27 @@ def _held(lease: LeaseSet, state: State, actions: list[Action]) -> State:
     for worker, member in holders:
         if member.standing is Standing.MORE and member.asked is None and not member.killed:
             state = _ask(state, actions, worker, Kind.RESUME)
-        elif member.wants and not due and not lease.turns[state.at].gang:  # it came late into its role's turn
+        elif member.wants and not due and alone and not lease.turns[state.at].gang:  # late in its role's turn
             state = _ask(state, actions, worker, Kind.GRANT)
+    return state
+
+
+def _out_of_turn(lease: LeaseSet, state: State, actions: list[Action]) -> State:
+    """(f), role by role as (b): a rank that left alone would leave the others in their collective."""
+    for i, turn in enumerate(lease.turns):
+        there = [worker for worker in turn.workers if i != state.at and state[worker].on_slots]
+        rest = all(state[worker].standing in FROZEN and state[worker].asked is None for worker in there)
+        kind = Kind.LEAVE if len(turn.workers) == 1 else Kind.FINISH
+        for worker in there:
+            member = state[worker]
+            if member.asked is not None or member.killed or member.standing is Standing.LEAVES:
+                continue
+            if rest:
+                state = _ask(state, actions, worker, Kind.OFFLOAD)
+            elif member.standing is Standing.MORE:
+                state = _ask(state, actions, worker, Kind.RESUME)
+            elif member.standing is Standing.HOLDS and _TOLD[kind] > _TOLD[member.told]:
+                state = _ask(state, actions, worker, kind)
     return state
 
 

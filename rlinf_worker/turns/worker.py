@@ -428,11 +428,14 @@ class Turns:
     # --- orders -------------------------------------------------------------------------------------------------------
     def on_membership(self, membership: pb.Membership) -> None:
         before, self.lease_set = self.lease_set, membership.lease_set
-        self._known = True
+        was_known, self._known = self._known, True
         self._waits.gate = self if self.lease_set else None
         self._speech.forget()
         if self.lease_set and not before and self._inside:
             self._on = self._granted = True  # the slots were its own
+        elif self.lease_set and not before and was_known and self.residence.is_loaded:
+            self._leaving = True
+            self.residence.begin(self._go_off(self._seen))
         elif before and not self.lease_set:
             self._frozen, self._granted, self._stayed = None, False, False
             self.yield_wanted.clear()

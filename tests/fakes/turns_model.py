@@ -74,22 +74,26 @@ class Job:
         counted: bool = True,
         quiet: bool = False,
         ends: bool = False,
+        were_apart: bool = False,
     ) -> None:
         """`counted`: a rollout's turn is over with each unit, else only when it is idle. `quiet`: who leaves alone is
-        so fast that it does not say so before. `ends`: a turn that others wait for may be told to end at any time."""
+        so fast that it does not say so before. `ends`: a turn that others wait for may be told to end at any time.
+        `were_apart`: all have slots to themselves when a plan puts them into the sets."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
         self.sets = (LeaseSet(name="x", turns=x), LeaseSet(name="y", turns=y))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
         self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
-        self.quiet, self.ends = quiet, ends
+        self.quiet, self.ends, self.were_apart = quiet, ends, were_apart
         self._known: dict[tuple[int, State, turns.Event], tuple[State, list[turns.Action]]] = {}
 
     def start(self) -> World:
         names = [worker for lease in self.sets for worker in lease.workers]
-        sets = tuple(turns.fresh(lease) for lease in self.sets)
-        return self._settled(World(tuple((n, Sim()) for n in names), sets, tickets=self.units, faults=self.faults))
+        held = dict.fromkeys(names, Standing.HOLDS) if self.were_apart else {}
+        sets = tuple(turns.rebuilt(lease, {n: held[n] for n in lease.workers if n in held}, {}) for lease in self.sets)
+        sims = tuple((n, Sim(on=self.were_apart)) for n in names)
+        return self._settled(World(sims, sets, tickets=self.units, faults=self.faults))
 
     # --- what a worker would say --------------------------------------------------------------------------------------
     def has_work(self, world: World, name: str) -> bool:
@@ -170,7 +174,7 @@ class Job:
             raise Broken(f"{units} units, wanted {self.units}")
         for lease in self.sets:
             roles = {turn.role for turn in lease.turns for worker in turn.workers if world[worker].on}
-            if len(roles) > 1:
+            if len(roles) > 1 and not self.were_apart:
                 raise Broken(f"lease set {lease.name} is held by {' and '.join(sorted(roles))}")
 
     # --- what may happen ----------------------------------------------------------------------------------------------
@@ -221,6 +225,7 @@ class Job:
         world = world.but(name, order=None)
         match order.kind:
             case Kind.GRANT:
+                self._check_alone(world, name)
                 told = Kind.YIELD if order.yielding else None
                 return world.but(name, on=True, frozen=None, told=told, idled=False)
             case Kind.YIELD | Kind.FINISH | Kind.LEAVE | Kind.END:
@@ -235,6 +240,12 @@ class Job:
                 return world.but(name, on=False, frozen=None, told=None, idled=sim.frozen is Standing.IDLE)
             case Kind.PRELOAD:
                 return world
+
+    def _check_alone(self, world: World, name: str) -> None:
+        lease = self.sets[self.set_of[name]]
+        mine = next(turn for turn in lease.turns if name in turn.workers)
+        if there := [w for turn in lease.turns if turn is not mine for w in turn.workers if world[w].on]:
+            raise Broken(f"{name} loads while {' and '.join(there)} of lease set {lease.name} is on its slots")
 
     def _work(self, world: World, name: str, sim: Sim) -> Iterator[tuple[str, World, bool, bool]]:
         if not sim.inside and not self.has_work(world, name):

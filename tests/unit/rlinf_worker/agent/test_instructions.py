@@ -25,6 +25,7 @@ class Pod:
 
     def __init__(self, *, highest: int = 0) -> None:
         self.done: list[tuple[Any, ...]] = []
+        self.alone_now: list[str] = []
         self.told: list[pb.Result] = []
         self.lives: dict[str, WorkerLife] = {}
         self.raises: Exception | None = None
@@ -65,8 +66,16 @@ class Pod:
     def give_up(self, worker: str) -> None:
         self.done.append(("give up", worker))
 
-    def adopt(self, message: pb.LeaseSets) -> None:
+    def adopt(self, message: pb.LeaseSets) -> list[str]:
         self.done.append(("adopt", message))
+        return self.alone_now
+
+    async def left_to(self, worker: str) -> None:
+        await self._did("left to", worker)
+        await asyncio.sleep(0)
+
+    def alone(self, worker: str) -> None:
+        self.done.append(("alone", worker))
 
     def obey(self, order: pb.TurnOrder) -> None:
         self.done.append(("obey", order))
@@ -149,6 +158,12 @@ async def test_a_drain_ends_all_within_its_deadline_or_the_usual_grace(pod, dead
 async def test_lease_sets_are_taken_over(pod):
     assert await pod.obeyed(lease_sets=SETS) == ok()
     assert pod.done == [("adopt", SETS)]
+
+
+async def test_who_takes_no_turns_any_more_hears_it_once_its_slots_are_left_to_it(pod):
+    pod.alone_now = ["env/0", "actor/0"]
+    assert await pod.obeyed(lease_sets=SETS) == ok()
+    assert pod.done[1:] == [("left to", "env/0"), ("left to", "actor/0"), ("alone", "env/0"), ("alone", "actor/0")]
 
 
 async def test_a_plan_is_prepared_committed_and_left_by_the_numbers_of_its_switch(pod):

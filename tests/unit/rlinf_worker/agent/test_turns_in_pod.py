@@ -68,8 +68,12 @@ class Pod:
         self.orders.append((worker, order))
         return True
 
-    def adopt(self, *sets: pb.LeaseSet) -> None:
-        self.turns.adopt(pb.LeaseSets(sets=sets))
+    def adopt(self, *sets: pb.LeaseSet, vacant: bool = True) -> list[str]:
+        """`vacant`: nobody ends on the slots of who takes no turns any more."""
+        alone = self.turns.adopt(pb.LeaseSets(sets=sets))
+        for worker in alone if vacant else ():
+            self.turns.alone(worker)
+        return alone
 
     def join(self, *workers: str, attempt: int = 1) -> None:
         for worker in workers:
@@ -110,7 +114,9 @@ async def test_who_joins_hears_in_which_set_it_is_and_who_is_moved_hears_it_then
     pod.join("env/0", "actor/0")
     assert pod.take_orders() == [("env/0", "in", ""), ("actor/0", "in", "")]
     pod.adopt(lease_set("all", "env/0", "actor/0", "rollout/0"))
-    assert sorted(pod.take_orders()) == [("actor/0", "in", "all"), ("env/0", "in", "all")], "rollout is not here yet"
+    said = pod.take_orders()
+    assert [kind for _, kind, _ in said[:2]] == ["in", "in"], "rollout is not here yet"
+    assert said[2:] == [("actor/0", "leave", "all")], "both had their slots to themselves, and one is to leave first"
     pod.adopt(lease_set("all", "env/0"))
     assert pod.take_orders() == [("actor/0", "in", "")], "who stays where it is hears nothing"
     pod.join("env/0")
@@ -290,3 +296,53 @@ async def test_one_that_keeps_half_of_its_memory_is_not_worth_a_word(pod):
         pod.say("actor/0", "content")
     said = "worker env/0 has left its slots and keeps 4001 of 8000 bytes on them"
     assert pod.notices() == [("turns", said)]
+
+
+# --- a plan under which they begin to take turns, or cease to ---------------------------------------------------------
+async def test_who_had_its_slots_to_itself_is_on_them_until_it_says_otherwise(pod):
+    pod.join("env/0")
+    pod.take_orders()
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    assert pod.take_orders() == [("env/0", "in", "all")]
+    pod.join("actor/0")
+    pod.say("actor/0", "wants")
+    number = pod.number("env/0")
+    assert pod.take_orders() == [("actor/0", "in", "all"), ("env/0", "leave", "all")], "nobody is granted beside it"
+    pod.say("env/0", "leaves", seen=number)
+    assert pod.take_orders() == []
+    pod.say("env/0", "content", seen=number)
+    assert pod.take_orders() == [("actor/0", "grant", "all")]
+
+
+async def test_who_was_out_of_every_set_in_between_is_taken_to_have_its_slots_again(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "content")
+    pod.say("actor/0", "content")
+    pod.adopt()
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    assert pod.take_orders()[-1] == ("actor/0", "leave", "all"), "both are on the slots for all that is known"
+    pod.say("actor/0", "wants", seen=99)
+    assert pod.take_orders() == [("env/0", "leave", "all")]
+    pod.say("env/0", "content", seen=99)
+    assert pod.take_orders() == [("actor/0", "grant", "all")]
+
+
+async def test_who_takes_no_turns_any_more_hears_it_when_nobody_ends_on_its_slots(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.take_orders()
+    assert pod.adopt(lease_set("all", "actor/0"), vacant=False) == ["env/0"]
+    assert pod.take_orders() == []
+    pod.turns.alone("env/0")
+    assert pod.take_orders() == [("env/0", "in", "")]
+
+
+async def test_a_plan_that_has_it_take_turns_again_meanwhile_counts(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    assert sorted(pod.adopt(vacant=False)) == ["actor/0", "env/0"]
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.take_orders()
+    pod.turns.alone("env/0")
+    assert pod.take_orders() == []

@@ -28,6 +28,9 @@ class Pod:
             workers=cast(Any, self), take_turns=lambda *_: self.turns, probe=cast(Any, self), clock=lambda: self.now
         )
 
+    def life(self, worker: str) -> WorkerLife:
+        return self.workers.get(worker, WorkerLife(id=worker))
+
     def held(self) -> list[WorkerLife]:
         return list(self.workers.values())
 
@@ -79,6 +82,40 @@ async def test_so_does_the_next_life_of_the_same_worker_on_other_slots(pod):
     assert await pod.is_waiting(task)
     pod.exit()
     await asyncio.wait_for(task, 5)
+
+
+async def test_a_worker_that_lives_on_has_its_slots_to_itself_when_the_others_on_them_have_ended(pod):
+    await pod.run("env/0", 0)
+    pod.turns = True  # they took turns
+    await pod.run("actor/0", 0, uses=100)
+    pod.turns = False
+    pod.stop("actor/0")
+    task = asyncio.ensure_future(pod.vacancy.left_to("env/0"))
+    assert await pod.is_waiting(task)
+    pod.exit("actor/0")
+    assert await pod.is_waiting(task), "its memory is not free yet"
+    pod.used = 0
+    await asyncio.wait_for(task, 5)
+
+
+async def test_it_goes_on_where_they_never_end_and_that_is_said(pod, caplog):
+    await pod.run("env/0", 0)
+    pod.turns = True
+    await pod.run("actor/0", 0)
+    pod.turns = False
+    pod.stop("actor/0")
+    task = asyncio.ensure_future(pod.vacancy.left_to("env/0"))
+    assert await pod.is_waiting(task)
+    pod.now += LIMIT_S
+    await asyncio.wait_for(task, 5)
+    assert "slots of a worker that goes on alone are not free" in caplog.text
+
+
+async def test_who_ends_itself_or_is_not_there_waits_for_nobody(pod):
+    await pod.run("env/0", 0)
+    pod.stop("env/0")
+    await asyncio.wait_for(pod.vacancy.left_to("env/0"), 5)
+    await asyncio.wait_for(pod.vacancy.left_to("env/9"), 5)
 
 
 async def test_who_has_other_slots_or_takes_turns_waits_for_nobody(pod):

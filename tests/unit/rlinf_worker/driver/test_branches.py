@@ -1,5 +1,6 @@
 """No two histories of the weights have one number, whoever is left to tell of them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,6 +117,10 @@ def test_what_names_no_branch_is_of_the_first():
         assert max(branches_of(message)) == 0
 
 
+def _committed(world: World, step: int) -> bool:
+    return world.driver.job.ledger.committed == step
+
+
 async def test_a_gang_that_takes_turns_is_formed_anew_by_a_driver_that_never_saw_its_other_ranks_join(monkeypatch):
     """A rank's next life loads in the gang's turn, which is granted when all ranks want it: the one that was ready
     before the driver came does not, until it is ended too. So the new driver may not wait for a rank to join."""
@@ -132,7 +137,7 @@ async def test_a_gang_that_takes_turns_is_formed_anew_by_a_driver_that_never_saw
     monkeypatch.setattr(SimActor, "load", in_turn)
     for killed_first in (True, False):
         world = World(make_job(steps=6, every_steps=2, actors=2))
-        await world.run_until(lambda world=world: world.driver.job.ledger.committed == 3)
+        await world.run_until(partial(_committed, world, 3))
         if killed_first:
             world.kill("actor/0")
         world.replace_driver()

@@ -3,6 +3,7 @@
 import pytest
 
 from rlinf_api.placement import Placement, resolve
+from rlinf_api.plan import LeaseSetPlan, TurnPlan
 from rlinf_worker.driver.changes import between
 from tests.builders_driver import make_job
 
@@ -67,3 +68,25 @@ def test_a_new_worker_on_a_slot_that_is_held_waits_for_the_commit():
     ]
     new = resolve(job.plan.model_copy(update={"workers": workers}), job.spec)
     assert "env/2" in between(OLD, new, gang_roles=("actor",)).after
+
+
+def in_turns(*roles: str) -> Placement:
+    """The same workers on the same slots, these roles in turns on those of pool gpu."""
+    job = make_job(envs=2, slices=4, elastic=True)
+    workers = [w.model_copy(update={"slots": "gpu/0/0"}) if w.role in roles else w for w in job.plan.workers]
+    sets = [LeaseSetPlan(name="all", slots="gpu/0/0", turns=[TurnPlan(role=role) for role in roles])]
+    plan = job.plan.model_copy(update={"workers": workers, "lease_sets": sets if len(roles) > 1 else []})
+    return resolve(plan, job.spec)
+
+
+def test_who_begins_or_ceases_to_take_turns_on_its_slots_stays_in_its_process_gangs_too():
+    alone, shared = OLD, in_turns("rollout", "actor")
+    slots = {w.id: w.slots for w in alone.workers}
+    stay = {w.id for w in shared.workers if slots[w.id] == w.slots}
+    assert {"env/0", "env/1"} < stay < slots.keys(), "one of both comes to the other's slot"
+    for old, new in ((alone, shared), (shared, alone)):
+        found = between(old, new, gang_roles=())
+        assert found.kept == stay
+        assert found.gone == found.after == slots.keys() - stay
+    gang = next(role for role in ("rollout", "actor") if f"{role}/0" in stay)
+    assert not between(alone, shared, gang_roles=(gang,)).gang

@@ -45,6 +45,31 @@ def test_a_turn_that_is_told_to_end_at_any_time_blocks_nobody(options):
     assert not explore(Job(faults=0, ends=True, **options)).stuck
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(options, marks=pytest.mark.slow("explores every state once more"))
+            for options in ({"quiet": True}, {"preload": True}, {"counted": False, "fed_inside": False})
+        ),
+    ],
+)
+def test_roles_that_had_slots_to_themselves_come_to_take_turns_on_them(options):
+    """A plan puts them into sets while each is loaded: nobody else loads before all of another role have left."""
+    assert not explore(Job(faults=0, were_apart=True, **options)).stuck
+
+
+def test_the_explorer_finds_a_standstill_where_nobody_out_of_turn_is_told_to_leave(monkeypatch):
+    monkeypatch.setattr(rule, "_out_of_turn", lambda lease, state, actions: state)
+    assert explore(Job(faults=0, were_apart=True)).stuck
+
+
+@pytest.mark.slow("explores every state with a fault in each of them")
+def test_a_death_while_roles_come_to_take_turns_leaves_every_state_with_a_way_to_a_step():
+    assert not explore(Job(faults=1, were_apart=True)).stuck
+
+
 @pytest.mark.slow("explores every state with a fault in each of them")
 @pytest.mark.parametrize("options", [{}, {"preload": True, "quiet": True}, {"counted": False, "fed_inside": False}])
 def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(options):

@@ -240,6 +240,35 @@ def test_who_held_the_slots_before_they_were_a_lease_set_has_the_turn(holder):
     assert not one.state.leaving
 
 
+def test_who_is_on_the_slots_out_of_turn_is_told_to_leave_and_nobody_loads_before_it_has():
+    one = Set(replace(ROLLOUT, workers=("rollout/0", "rollout/1")), ENV)
+    one.state = rule.rebuilt(one.lease, {"rollout/0": Standing.HOLDS, "env/0": Standing.HOLDS}, {})
+    assert one.say("rollout/1", Standing.WANTS) == ["leave env/0"], "not granted beside it"
+    assert one.say("env/0", Standing.LEAVES) == []
+    assert one.say("env/0", Standing.CONTENT) == ["grant rollout/1"]
+
+
+def test_a_rank_out_of_turn_leaves_only_with_the_others_of_its_gang():
+    one = Set(ROLLOUT, ACTOR)
+    one.state = rule.rebuilt(one.lease, dict.fromkeys(("rollout/0", "actor/0", "actor/1"), Standing.HOLDS), {})
+    assert one.say("rollout/0", Standing.HOLDS) == ["finish actor/0", "finish actor/1"]
+    assert one.say("actor/0", Standing.IDLE) == []
+    assert one.say("actor/0", Standing.MORE) == ["resume actor/0", "finish actor/0"], "work has come: it is done first"
+    assert one.say("actor/0", Standing.IDLE) == []
+    assert one.say("actor/1", Standing.IDLE) == ["offload actor/0", "offload actor/1"]
+
+
+def test_a_rank_that_leaves_out_of_turn_ends_nobodys_turn_and_one_of_a_torn_gang_is_not_resumed_alone():
+    one = Set(ROLLOUT, ACTOR)
+    one.state = rule.rebuilt(one.lease, dict.fromkeys(("rollout/0", "actor/0", "actor/1"), Standing.HOLDS), {})
+    one.say("rollout/0", Standing.HOLDS)
+    assert one.say("actor/0", Standing.LEAVES) == []
+    assert not one.state.leaving
+    assert one.say("actor/0", Standing.CONTENT) == []
+    assert one.say("rollout/0", Standing.CONTENT) == []
+    assert one.say("actor/1", Standing.DUE) == ["offload actor/1"], "and not resumed: its gang wants a turn together"
+
+
 def test_patience_is_for_who_is_unripe_while_nobody_uses_the_slots_and_no_turn_ends():
     pair = Turn(role="rollout", workers=("rollout/0", "rollout/1"))
     one = Set(pair, REWARD)

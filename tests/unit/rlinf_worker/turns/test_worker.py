@@ -487,6 +487,31 @@ async def test_slots_that_join_a_lease_set_are_held_until_the_next_safe_point(be
     await end(task)
 
 
+async def test_who_is_between_two_turns_as_its_slots_join_a_set_leaves_them_by_itself(bench):
+    """It has loaded, and will not look at anybody's word before its next turn."""
+    bench.turns.on_membership(pb.Membership(lease_set=""))
+    async with bench.turns.turn():
+        assert bench.turns.residence.is_loaded
+    assert bench.role.did == []
+    bench.turns.on_membership(pb.Membership(lease_set="all"))
+    assert bench.said[-1].standing == "leaves"
+    await bench.until("content")
+    assert bench.role.did == ["offload"]
+    task = asyncio.ensure_future(_forever(bench))
+    await bench.until("wants")
+    bench.order("grant")
+    async with asyncio.timeout(5):
+        while bench.role.did != ["offload", "load"]:
+            await asyncio.sleep(0.001)
+    await end(task)
+
+
+async def test_a_worker_that_begins_in_a_set_does_not_leave_slots_that_it_has_not_had(bench):
+    assert bench.turns.residence.is_loaded, "as every role before it is made"
+    assert [said.standing for said in bench.said] == ["content"]
+    assert bench.role.did == []
+
+
 async def test_a_turn_inside_a_turn_is_the_roles_mistake_and_a_safe_point_outside_is_none(bench):
     await bench.turns.safe_point()
     task, _ = await working(bench)
