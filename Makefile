@@ -33,9 +33,13 @@ demo: env
 	$(VENV)/rljob run examples/cartpole/rljob.yaml
 
 PYTEST := $(VENV)/python -m pytest
+# What tests and the processes that they start import is compiled once, on a machine too whose environment forbids it:
+# else each of some hundred processes compiles the product anew.
+test test-slow test-cluster: export PYTHONDONTWRITEBYTECODE :=
 # Folders whose tests take nothing that another file's need: two files at a time. The others run one test after the other
 # when those are over: conformance, which runs three jobs at once itself, and a new folder, which is in no list.
-SHARED_NOTHING := tests/unit tests/shipped tests/integration
+# The longest first, as far as nobody knows better: from the second run on tools/longest_first.py does.
+SHARED_NOTHING := tests/integration tests/unit tests/shipped
 # $(1) on all cores, $(2) alone, $(3) the options of both; both are told before the first failure fails it.
 define pytest_twice
 @failed=; \

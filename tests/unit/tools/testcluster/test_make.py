@@ -59,7 +59,7 @@ def test_both_halves_of_make_test_are_run_and_either_fails_it(tmp_path: Path, re
     assert done.returncode == MADE_TEST[red], done.stderr
     told = {
         "": "",
-        "unit": "failed in tests/unit tests/shipped tests/integration;",
+        "unit": "failed in tests/integration tests/unit tests/shipped;",
         "integration": "failed in the other folders;",
     }[red]
     assert told in done.stderr
