@@ -18,7 +18,6 @@ from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_api.placement import resolve
 from rlinf_worker.agent.instructions import NewestPlan
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import Item, PolicyVersion
@@ -162,7 +161,8 @@ class World:
         if report.plan_revision == self.pinned.revision:
             self.plan = self.pinned
         self.switches = max(self.switches, report.plan_switches)
-        wanted = set().union(*(resolve(p, self.job.spec).places() for p in (self.plan, self.pinned)))
+        pools = [pool for plan in (self.plan, self.pinned) for pool in plan.pools]
+        wanted = {(pool.name, ordinal) for pool in pools for ordinal in range(pool.pods)}
         for key in sorted(wanted - self.agents.keys()):
             self.agents[key] = SimAgent(self, key)
             self.agents[key].comes_now = True
@@ -290,7 +290,11 @@ class World:
         await self._settle()
 
     async def _settle(self) -> None:
+        """Four rounds of the loop, or as many as have something to run: nothing waits for time, or for a socket."""
+        ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
         for _ in range(4):
+            if not ready:
+                return
             await asyncio.sleep(0)
 
     async def step(self) -> bool:
