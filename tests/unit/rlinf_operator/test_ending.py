@@ -48,6 +48,16 @@ def test_an_end_is_told_in_one_condition_and_leaves_the_driver_to_be_read(what):
     story.holds(STORIES / f"end_{what.replace(' ', '_')}.txt")
 
 
+def test_what_ended_the_job_is_its_first_failure_whatever_had_failed_before():
+    """A pod that was replaced did not end it; what the driver gave up for did."""
+    world = running().world
+    world.exited(SIM, 1).step()
+    assert world.status.first_failure.pod == SIM
+    ended_by = Failure(role="env", worker=1, reason="UserError", message="no such env")
+    world.later(5).report(state=DriverState.FAILED, **PLAN, reason="UserError", first_failure=ended_by).step()
+    assert (world.status.first_failure.worker, world.status.first_failure.message) == (1, "no such env")
+
+
 def test_a_job_that_goes_on_has_no_end():
     world = running().world
     assert ending.finish_by_driver(Draft(world.observed(), now=world.now), life=1) is None

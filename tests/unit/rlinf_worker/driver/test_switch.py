@@ -115,6 +115,13 @@ async def test_another_allotment_reaches_the_workers_that_it_is_for_in_the_lives
     assert {wid: w.attempt for wid, w in world.workers.items()} == lives | {again: lives[again] + 1}
 
 
+async def test_who_is_waited_for_once_a_plan_is_in_force_is_named():
+    world = await changed({"actors": 3})
+    await world.run_until(lambda: world.driver.job.revision == 2)
+    ranks = ", ".join(f"worker actor/{rank} in pod j-gpu-0-a1: down" for rank in range(3))
+    assert world.driver.job.standing.message == f"plan revision 2: waiting for {ranks}"
+
+
 async def test_a_gang_that_is_formed_anew_loses_no_step():
     world = await changed({"actors": 2})
     await world.run()
