@@ -96,8 +96,10 @@ class _Finder(ast.NodeVisitor):
         for default in [*node.args.defaults, *node.args.kw_defaults, *node.decorator_list]:
             if default is not None:
                 self.visit(default)
+        last = node.body[-1]
         for statement in node.body:
-            self.visit(statement)
+            if not (statement is last and isinstance(last, ast.Return) and last.value is None):  # the end does as much
+                self.visit(statement)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.visit_FunctionDef(node)
