@@ -263,7 +263,12 @@ def test_a_plan_whose_preparation_failed_is_not_tried_again():
     assert all((p.workers, p.lease_sets) != (failed.workers, failed.lease_sets) for p in job.plans[3:])
 
 
-@pytest.mark.parametrize("seed", range(4))
+OTHER_NOISE = [
+    pytest.param(seed, marks=pytest.mark.slow("a thousand steps of a job, as seed 0 has")) for seed in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("seed", [0, *OTHER_NOISE])
 def test_noise_alone_changes_nothing(seed):
     job = world("drawn-14", steps=1000, seed=seed, noise=0.08)
     job.run(40)
@@ -432,13 +437,23 @@ def test_what_a_probe_will_take_is_said_and_true():
     assert probe.predicted.period_seconds == pytest.approx(sum(job.seconds[3:6]) / 3, rel=0.1)
 
 
-def test_where_people_approve_each_plan_nothing_is_probed():
-    job = world("drawn-14")
+def approved(job):
     placement = job.job.placement.model_copy(update={"apply": "OnApproval"})
     job.job = job.job.model_copy(update={"placement": placement})
+    return job
+
+
+def test_where_people_approve_each_plan_nothing_is_probed():
+    job = approved(world("drawn-14"))
     job.run()
     assert "Probe" not in job.codes
     assert job.codes[:2] == ["Initial", "Profiled"]
+
+
+def test_where_people_approve_each_plan_what_nobody_has_measured_is_not_tried_either():
+    job = approved(slow_in_turns(Unmoved, steps=3000))
+    job.run(18)
+    assert job.codes == ["Initial", "Profiled", "RolledBack", "Profiled"]
 
 
 def test_a_change_has_to_save_twice_what_it_costs():
@@ -484,14 +499,19 @@ def test_a_gang_of_a_job_without_checkpoints_stays_where_it_is():
     assert not any("train" in {t.role for lease in p.lease_sets for t in lease.turns} for p in job.plans)
 
 
+class Unmoved(World):
+    """Nobody says what moves cost, not even in turns."""
+
+    def profile(self, plan, truth, seconds, *, last):
+        return _roles(super().profile(plan, truth, seconds, last=last), moves=[])
+
+
+def slow_in_turns(kind, *, steps):
+    return kind.of_entry(ENTRIES["drawn-14"], steps=steps, slow=lambda plan: 9.0 if plan.lease_sets else 1.0)
+
+
 def test_what_stays_unknown_behind_a_probe_is_not_tried_again():
-    class Unmoved(World):
-        """Nobody says what moves cost, not even in turns."""
-
-        def profile(self, plan, truth, seconds, *, last):
-            return _roles(super().profile(plan, truth, seconds, last=last), moves=[])
-
-    job = Unmoved.of_entry(ENTRIES["drawn-14"], steps=3000, slow=lambda plan: 9.0 if plan.lease_sets else 1.0)
+    job = slow_in_turns(Unmoved, steps=3000)
     job.run(300)
     assert [bool(p.lease_sets) for p in job.plans if p.reason.code is PlanReason.PROBE] == [False, True]
     assert len(job.plans) < 12
