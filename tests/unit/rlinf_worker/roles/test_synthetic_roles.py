@@ -302,6 +302,11 @@ async def test_publishing_takes_as_long_as_the_workload_says_and_the_real_one_is
     assert spent == pytest.approx([left_s])
 
 
+def test_ranks_of_timers_have_no_collective_in_which_one_could_miss_another():
+    """Only `take` of a gang meets: else each works on its own part, however late the others are."""
+    assert not Committing.holds_collectives
+
+
 async def test_a_round_of_a_gang_lasts_as_long_as_its_largest_part_and_the_sync(monkeypatch):
     stage = stage_of()
     context = stage.context("train", time={"perItemMs": 4.0, "perBatchMs": 1.0}, gang=True, syncMs=8.0)
