@@ -1,6 +1,9 @@
 """What a job has that leaves a field of its flow's or a role's config out: an edit here changes every such job."""
 
+from typing import Any
+
 import pytest
+from pydantic import BaseModel
 
 from rlinf_worker.flows.grpo import GrpoConfig
 from rlinf_worker.flows.ppo import PpoConfig
@@ -13,7 +16,7 @@ TEXT = {
     "max_prompt_tokens": 1024, "max_response_tokens": 256, "min_response_tokens": 0, "temperature": 1.0,
     "stop_token_ids": [], "max_sequences": 512, "prompt_column": "prompt", "on_new_weights": "recompute",
 }  # fmt: skip
-DEFAULTS = {
+DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
     PpoConfig: {
         "env_kwargs": {}, "num_envs": 32, "slices": 2, "horizon": 32, "hidden_sizes": [64, 64], "activation": "tanh",
         "gamma": 0.99, "gae_lambda": 0.95, "epochs": 10, "final_epochs": None, "minibatches": 4, "learning_rate": 3e-4,
