@@ -78,7 +78,6 @@ class Arbiter:
         self.lease, self._hands, self._settings, self._timers = lease, hands, settings, timers
         self.state = rule.fresh(lease)
         self.changes = 0
-        self.kills = 0
         self._number = first_number
         self._sent: dict[str, tuple[int, Order]] = {}  # the last order to a worker
         self._stalled, self._stalled_said = "", 0.0
@@ -150,7 +149,6 @@ class Arbiter:
                     self._sent[worker] = self._number, action
                     self._hands.order(self.lease, action, number=self._number)
                 case Kill(worker):
-                    self.kills += 1
                     self._kill(worker)
                 case Warn(text):
                     self._say_stalled(text)

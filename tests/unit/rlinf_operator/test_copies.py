@@ -216,6 +216,22 @@ def test_a_plan_is_kept_whole():
     assert kept({**plan, "status": {"conditions": []}})["spec"] == plan["spec"]
 
 
+def test_a_workload_is_kept_without_the_templates_of_its_pods():
+    """Of a job with some pools they are most of it; whether it may run is the rest."""
+    meta = {"name": "rljob-math", "namespace": "team", "uid": "u", "resourceVersion": "7"}
+    told = {"conditions": [{"type": "Admitted", "status": "True"}], "admission": {"podSetAssignments": []}}
+    workload = {
+        "kind": "Workload", "metadata": meta,
+        "spec": {"queueName": "team-a", "active": True, "podSets": [{"name": "sim", "template": {}}]},
+        "status": {**told, "admissionChecks": [], "requeueState": {"count": 3}},
+    }  # fmt: skip
+    found = kept(workload)
+    assert found["spec"] == {"queueName": "team-a", "active": True}
+    assert found["status"] == {**told, "admissionChecks": []}
+    bare = kept({"kind": "Workload", "metadata": meta})
+    assert (bare["spec"], bare["status"]) == ({}, {})
+
+
 def test_the_kinds_that_are_kept_without_data_say_what_their_annotations_say():
     spec = ppo_job().parsed()
     job = ppo_job().world().job

@@ -127,6 +127,9 @@ def test_what_drifts_is_followed_by_the_newest_report():
 def test_what_nobody_has_seen_of_moves_is_assumed_by_bytes_and_said():
     job = world("drawn-00")
     job.run(3)
+    seen = fit(job.job, job.profiles, plan=job.plans[-1])
+    assert isinstance(seen, Fit)
+    assert {role.load_ms.by for role in seen.problem.roles} == {Provenance.MEASURED}
     unseen = [
         p.model_copy(update={"roles": [r.model_copy(update={"moves": []}) for r in p.roles]}) for p in job.profiles
     ]

@@ -134,7 +134,7 @@ def test_who_ends_its_turn_in_time_is_not_told_to_and_one_that_is_told_may_still
     played.reports("rollout/0", Standing.HOLDS)
     played.reports("rollout/0", Standing.LEAVES)
     assert played.reports("rollout/0", Standing.CONTENT) == ["8 grant env/0"]
-    assert played.arbiter.kills == 0
+    assert not [word for word in played.said if word.startswith("kill")]
 
 
 # --- numbers -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,6 @@ def test_who_is_to_be_killed_is_said_again_too():
     assert played.after(RELEASE_S) == ["kill env/0"]
     played.arbiter.again("env/0")
     assert played.said[-2:] == ["kill env/0", "kill env/0"]
-    assert played.arbiter.kills == 1, "it is one life"
 
 
 # --- the deadline of a release -------------------------------------------------------------------------------------
@@ -234,7 +233,6 @@ def test_after_a_kill_the_next_who_owes_has_its_whole_time():
     played.reports("rollout/0", Standing.WANTS)
     assert played.after(RELEASE_S - 0.1) == []
     assert played.after(0.1) == ["kill rollout/0"]
-    assert played.arbiter.kills == 2
 
 
 def test_a_closed_arbiter_kills_nobody_and_grants_nothing():
