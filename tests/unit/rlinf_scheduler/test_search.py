@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from rlinf_api import plan_rules
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_scheduler.planner import search, spec
 from rlinf_scheduler.planner.infeasible import Infeasible
@@ -99,6 +99,23 @@ def test_an_option_that_fits_is_chosen_where_the_faster_one_does_not():
         found = plan(chain(role("roll", 1, peak=10), train, slots=2, memory=memory))
         assert isinstance(found, Found)
         assert found.best.candidate.choices["train"].option == option
+
+
+@pytest.mark.parametrize(
+    ("pools", "wanted"),
+    [
+        ((("env", "reward"), ("train", "rollout")), {("env", "reward"), ("rollout", "train")}),
+        ((("env", "rollout"), ("reward", "rollout", "train")), {("env", "reward", "rollout", "train")}),
+        ((("env",), ("rollout",), ("reward", "train")), {("env",), ("rollout",), ("reward", "train")}),
+    ],
+    ids=["two pairs", "by way of a role of both", "two by themselves"],
+)
+def test_collocated_roles_take_turns_with_all_that_share_a_pool_with_them_and_with_no_others(pools, wanted):
+    problem = chain(*(role(name, 10) for name in ("env", "rollout", "reward", "train")), slots=2)
+    each = tuple(Pool(name=f"p{n}", slots=2, memory_mib=0.0, roles=names) for n, names in enumerate(pools))
+    found = plan(replace(problem, pools=each, mode=PlacementMode.COLLOCATED))
+    assert isinstance(found, Found)
+    assert {tuple(sorted(t.role for t in region.turns)) for region in found.best.candidate.regions} == wanted
 
 
 def test_nested_cuts_of_three_roles():
