@@ -106,6 +106,7 @@ def test_the_job_of_the_page_learns_and_says_what_the_page_says(undisturbed):
     assert metrics[-1]["previous"]["won_sum"] == PLAYS * metrics[-2]["reward_mean"], "each play is reported once"
 
 
+@pytest.mark.slow("a second job of the page; roles of other jobs are killed in make test")
 @pytest.mark.timeout(120)
 def test_a_kill_of_either_role_changes_nothing_that_is_learnt(undisturbed, tmp_path):
     folder = copied(tmp_path)

@@ -28,6 +28,7 @@ def test_a_full_disk_under_standard_output_costs_the_words_and_not_the_job(tmp_p
     assert len((work_dir / "lineage.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow("a whole job, as that whose terminal closes is in make test")
 def test_ctrl_c_without_a_reader_still_writes_a_checkpoint(tmp_path):
     """`rljob run ... | tee run.log`: the terminal tells the whole group, and tee is gone at once."""
     with Run(tmp_path, "spec.flow.steps=100000", is_heard=False) as run:
