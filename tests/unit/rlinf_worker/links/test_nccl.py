@@ -331,6 +331,16 @@ def test_a_key_is_taken_once():
         nccl.come("127.0.0.1", {"port": "1"})
 
 
+async def test_a_listener_makes_a_store_and_its_dialer_comes_to_that_one(monkeypatch):
+    asked: list[tuple[str, int, bool]] = []
+    monkeypatch.setattr(nccl, "make_store", lambda host, port, *, is_master: asked.append((host, port, is_master)))
+    await nccl.open_store("10.0.0.7")
+    make, key = nccl.come("10.0.0.7", {"port": 29500, "key": "d" * 32})
+    assert (key, asked) == ("d" * 32, [("10.0.0.7", 0, True)]), "the dialer's when its group is built"
+    make()
+    assert asked[1:] == [("10.0.0.7", 29500, False)]
+
+
 @pytest.mark.parametrize("before", [None, "3"])
 def test_a_lanes_communicators_have_no_watchdog_and_those_of_a_gang_keep_theirs(monkeypatch, before):
     name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", list[str | None]()
