@@ -15,6 +15,9 @@ from tests.rljob_runs import Run
 
 BROKEN = "tests.fakes.broken_envs"
 ENV = "spec.flow.config.env"
+WAITING = "tests.fakes.waiting_role:Waiting"
+NO_TORCH = (f"spec.roles[rollout].kind={WAITING}", f"spec.roles[actor].kind={WAITING}")
+"""Of a job that fails before its policy is needed."""
 TOLD_WITHIN_S = 15.0  # whatever happens at run time stands in a condition by then
 
 pytestmark = pytest.mark.timeout(150)
@@ -47,7 +50,7 @@ def assert_for_people(run: Run) -> None:
     ],
 )
 def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env, sentence):
-    with Run(tmp_path, f"{ENV}={env}") as run:
+    with Run(tmp_path, *NO_TORCH, f"{ENV}={env}") as run:
         message = failed(run)
         assert message.startswith(f"worker env/0: environment '{env}' ")
         assert sentence in message
@@ -64,7 +67,7 @@ def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env,
 )
 def test_a_module_of_ones_own_that_does_not_import_fails_the_job_at_once(tmp_path, field, who, what):
     (tmp_path / "theirs.py").write_text("import gymnasium\n\nregister('Reach-v0')\n")
-    with Run(tmp_path, field, environ={"PYTHONPATH": str(tmp_path)}) as run:
+    with Run(tmp_path, *NO_TORCH, field, environ={"PYTHONPATH": str(tmp_path)}) as run:
         message = failed(run)
         got = f"got NameError: name 'register' is not defined ({tmp_path}/theirs.py, line 3)"
         assert message == f"{who}{what} cannot be imported: {got}; correct it; its stack is in the log"
