@@ -114,6 +114,11 @@ class EvaluationSpec(Model):
     """Of each prompt: the mean over them, and the share of prompts of which some sample is rewarded."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """0: always the likeliest token, which chance does not move."""
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Of the likeliest so many tokens alone. 0: of all. It is of evaluation only: what is learnt from is scored by
+    the actor, whose own likeliest tokens may be others."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the likeliest tokens that have so much probability together; behind topK."""
 
     @model_validator(mode="after")
     def _differ(self) -> EvaluationSpec:
@@ -121,6 +126,8 @@ class EvaluationSpec(Model):
             raise ValueError(f"samples {self.samples} at temperature 0 are all the same; raise it, or write samples: 1")
         if 0 < self.temperature < 0.01:
             raise ValueError(f"temperature {self.temperature} is neither 0 nor at least 0.01; write one of them")
+        if not self.temperature and (self.top_k or self.top_p < 1):
+            raise ValueError("topK and topP choose among what is drawn, and at temperature 0 nothing is; raise it")
         return self
 
 

@@ -2,7 +2,7 @@
 warnings errors. It is started once for a file, and each test is given it empty.
 
     with VllmProcess(folder) as process:
-        engine = process.engine(seed=7, stops=(2,), weights=dict(model.named_parameters()), version=FIRST)
+        engine = process.engine(seed=7, weights=dict(model.named_parameters()), version=FIRST)
         answer = engine.begin(...); engine.step()
 """
 
@@ -53,8 +53,8 @@ class VllmProcess:
             raise RuntimeError(value)
         return value
 
-    def engine(self, *, seed, stops, version, weights):
-        self.call("empty", seed=seed, stops=sorted(stops))
+    def engine(self, *, seed, version, weights):
+        self.call("empty", seed=seed)
         engine = _Engine(self)
         engine.load(version, weights)
         return engine
@@ -114,21 +114,22 @@ class _Engine:
 # --- the other side ---------------------------------------------------------------------------------------------------
 def _serve(pipe, folder, kv_bytes):
     import torch
+    from tokenizers import Tokenizer
 
     torch.set_num_threads(1)
     from rlinf_worker.roles.rollout import vllm_engine
 
     engine = vllm_engine.VllmEngine(
-        folder, dtype="float32", stops=(), seed=0, rows=ROWS, positions=POSITIONS, block=32,
-        kv_bytes=kv_bytes,
+        folder, dtype="float32", seed=0, rows=ROWS, positions=POSITIONS, block=32, kv_bytes=kv_bytes,
+        tokenizer=Tokenizer.from_file(str(path)) if (path := Path(folder, "tokenizer.json")).exists() else None,
     )  # fmt: skip
     answers: dict[str, Future[Made]] = {}
 
-    def empty(*, seed, stops):
+    def empty(*, seed):
         for name in list(answers):
             engine.abort(name)
             del answers[name]
-        engine.seed, engine._stops = seed, stops
+        engine.seed = seed
 
     def begin(name, **options):
         answers[name] = engine.begin(name, **options)

@@ -36,7 +36,17 @@ class Sampling:
     most: int
     """Tokens of a sample."""
     least: int = 0
-    """Before that many, no stop token is drawn: the distribution is without them, and so are log-probabilities."""
+    """Before that many, no stop token is drawn: the distribution is without them, and so are log-probabilities. No stop
+    string that they complete ends a sample."""
+    stops: tuple[int, ...] = ()
+    """Tokens that end a sample, and belong to it."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a sample, with the token that completes one (endings.py)."""
+    top_k: int = 0
+    """Of the likeliest so many alone, behind the temperature, with those that are as likely as the last. 0: of all."""
+    top_p: float = 1.0
+    """Of these, the likeliest that have as much probability together, one at least. What is drawn from adds up to 1
+    again, and log-probabilities are of that."""
 
 
 @dataclass(slots=True, kw_only=True)

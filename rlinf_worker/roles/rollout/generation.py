@@ -1,6 +1,6 @@
 """Batched generation with a KV cache, over a model of transformers: the engine of kind `transformers`.
 
-    engine = Generator(model, stops=(2,), seed=7, rows=256)
+    engine = Generator(model, seed=7, rows=256)
 
 What it owes is engine.py's. Requests wait while there is no room for all their samples. A row is a sample that is not
 finished; rows have places of their own in the cache, however long each is, so nothing is moved as one joins. A token is
@@ -29,6 +29,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles.rollout.endings import Ending
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
 BLOCK: Final = 64
@@ -61,16 +62,15 @@ class _Request:
 class Generator:
     """Called from one thread at a time."""
 
-    def __init__(self, model: Any, *, stops: Sequence[int], seed: int, rows: int) -> None:
-        self.model, self.seed, self.most_rows = model, seed, rows
+    def __init__(self, model: Any, *, seed: int, rows: int, tokenizer: Any = None) -> None:
+        """`tokenizer`: of the library tokenizers, for requests with stop strings."""
+        self.model, self.seed, self.most_rows, self._tokenizer = model, seed, rows, tokenizer
         self.version: PolicyVersion | None = None
         self._parameters: dict[str, Tensor] = dict(model.named_parameters())
         self._emptied: list[tuple[torch.UntypedStorage, int]] = []
-        self._stops = torch.tensor(sorted(stops), dtype=torch.int64)
-        self._stop_set = np.array(sorted(stops), np.int64)
         self._requests: dict[str, _Request] = {}
         self._waiting: deque[str] = deque()
-        self._batch = _Batch()
+        self._batch = _Batch(tokenizer)
         self._cache = _Rows(model)
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Generator:
                     self._batch.store(request)
                     request.left = 0
                     self._waiting.append(name)
-            self._batch, self._cache = _Batch(), _Rows(self.model)
+            self._batch, self._cache = _Batch(self._tokenizer), _Rows(self.model)
 
     # --- off the slots ------------------------------------------------------------------------------------------------
     def bytes_now(self) -> int:
@@ -240,8 +240,8 @@ class Generator:
     def _sample(self, logits_BV: Tensor) -> tuple[Int, NDArray[np.float64]]:
         """By the inverse of the cumulative distribution, in float64."""
         batch = self._batch
-        if len(self._stops) and (early := np.flatnonzero(batch.made < batch.least)).size:
-            logits_BV[torch.from_numpy(early)[:, None], self._stops[None, :]] = -torch.inf
+        for stops, rows in batch.early().items():
+            logits_BV[torch.tensor(rows)[:, None], torch.tensor(stops, dtype=torch.int64)[None, :]] = -torch.inf
         chosen, logprob = np.empty(batch.count, np.int64), np.empty(batch.count)
         uniform_B = batch.uniform()
         per_pass = max(1, SCORED_AT_ONCE // logits_BV.shape[1])
@@ -250,6 +250,8 @@ class Generator:
             temperature_B = torch.from_numpy(batch.temperature[part])
             is_drawn_B = temperature_B > 0
             scaled = logits_BV[part].double() / torch.where(is_drawn_B, temperature_B, 1.0)[:, None]
+            if batch.is_cut[part].any():
+                scaled = _cut(scaled, torch.from_numpy(batch.top_k[part]), torch.from_numpy(batch.top_p[part]))
             logprob_V = torch.log_softmax(scaled, dim=-1)
             cumulative = logprob_V.exp().cumsum(-1)
             threshold = torch.from_numpy(uniform_B[part])[:, None] * cumulative[:, -1:]
@@ -266,10 +268,10 @@ class Generator:
         assert version is not None
         made = int(batch.alive.sum())
         batch.take(chosen, logprob, (version.branch, version.number))
-        is_stop = np.isin(chosen, self._stop_set)
-        ended = np.flatnonzero(batch.alive & (is_stop | (batch.made >= batch.most)))
+        is_over = batch.over(chosen)
+        ended = np.flatnonzero(batch.alive & (is_over | (batch.made >= batch.most)))
         for row in ended.tolist():
-            if (whole := batch.end(row, finished=bool(is_stop[row]))) is not None:
+            if (whole := batch.end(row, finished=bool(is_over[row]))) is not None:
                 del self._requests[whole.name]
                 whole.answer.set_result(whole.made)
         return made
@@ -278,7 +280,8 @@ class Generator:
 class _Batch:
     """What is known of each row, beside its cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
         self.owner: list[_Request] = []
         self.sample: list[int] = []
         self.length: Int = np.zeros(0, np.int64)  # positions in the cache
@@ -287,6 +290,9 @@ class _Batch:
         self.most: Int = np.zeros(0, np.int64)
         self.least: Int = np.zeros(0, np.int64)
         self.temperature: NDArray[np.float64] = np.zeros(0)
+        self.top_k: Int = np.zeros(0, np.int64)
+        self.top_p: NDArray[np.float64] = np.zeros(0)
+        self.endings: list[Ending | None] = []
         self.alive: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.ids: Int = np.zeros((0, BLOCK), np.int64)
         self.logprobs: NDArray[np.float64] = np.zeros((0, BLOCK))
@@ -296,6 +302,40 @@ class _Batch:
     @property
     def count(self) -> int:
         return len(self.owner)
+
+    @property
+    def is_cut(self) -> NDArray[np.bool_]:
+        """What is drawn from is a part of all tokens."""
+        return (self.temperature > 0) & ((self.top_k > 0) | (self.top_p < 1))
+
+    def sampling(self, row: int) -> Sampling:
+        return self.owner[row].sampling
+
+    def early(self) -> dict[tuple[int, ...], list[int]]:
+        """By stop tokens, the rows that may not draw one yet."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for row in np.flatnonzero(self.made < self.least).tolist():
+            if stops := self.sampling(row).stops:
+                found.setdefault(stops, []).append(row)
+        return found
+
+    def over(self, chosen: Int) -> NDArray[np.bool_]:
+        """Rows that end with this token, by an id or by a string."""
+        found = np.zeros(self.count, np.bool_)
+        for row in np.flatnonzero(self.alive).tolist():
+            token, ending = int(chosen[row]), self.endings[row]
+            found[row] = token in self.sampling(row).stops or (ending is not None and ending.add(token))
+        return found
+
+    def _ending(self, request: _Request, sample: int) -> Ending | None:
+        """That has seen what there is of it."""
+        sampling = request.sampling
+        if not sampling.stop_strings:
+            return None
+        ending = Ending(self._tokenizer, sampling.stop_strings, least=sampling.least)
+        for token in request.made.ids[sample]:
+            ending.add(token)
+        return ending
 
     @property
     def dead(self) -> int:
@@ -322,6 +362,9 @@ class _Batch:
         self.most = np.concatenate([self.most, most])
         self.least = np.concatenate([self.least, np.array([s.least for s in samplings], np.int64)])
         self.temperature = np.concatenate([self.temperature, np.array([s.temperature for s in samplings])])
+        self.top_k = np.concatenate([self.top_k, np.array([s.top_k for s in samplings], np.int64)])
+        self.top_p = np.concatenate([self.top_p, np.array([s.top_p for s in samplings])])
+        self.endings += [self._ending(request, sample) for request, sample in rows]
         self.alive = np.concatenate([self.alive, np.ones(len(rows), np.bool_)])
         self.ids = np.concatenate([_widened(self.ids, width), ids])
         self.logprobs = np.concatenate([_widened(self.logprobs, width), logprobs])
@@ -375,9 +418,31 @@ class _Batch:
         self.owner = [self.owner[row] for row in keep]
         self.sample = [self.sample[row] for row in keep]
         self.versions = [self.versions[row] for row in keep]
-        for name in ("length", "last", "made", "most", "least", "temperature", "alive", "ids", "logprobs", "uniforms"):
+        self.endings = [self.endings[row] for row in keep]
+        for name in _ARRAYS:
             setattr(self, name, getattr(self, name)[keep])
         return torch.from_numpy(keep)
+
+
+_ARRAYS: Final = (
+    "length", "last", "made", "most", "least", "temperature", "top_k", "top_p", "alive", "ids", "logprobs", "uniforms",
+)  # fmt: skip
+
+
+def _cut(scaled_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """Without the tokens that top-k, and then top-p of what is left, leave out."""
+    width = scaled_BV.shape[1]
+    sorted_BV, order_BV = scaled_BV.sort(dim=-1, descending=True)
+    k_B = torch.where((top_k_B > 0) & (top_k_B < width), top_k_B, width)
+    least_B = sorted_BV.gather(1, k_B[:, None] - 1)
+    sorted_BV = sorted_BV.masked_fill(sorted_BV < least_B, -torch.inf)
+    # What the likelier ones have together, without the token itself: the first one always stays.
+    before_BV = torch.softmax(sorted_BV, dim=-1)
+    before_BV = before_BV.cumsum(-1) - before_BV
+    is_out_BV = (before_BV >= top_p_B[:, None]) & (top_p_B[:, None] < 1)
+    is_out_BV[:, 0] = False
+    sorted_BV = sorted_BV.masked_fill(is_out_BV, -torch.inf)
+    return torch.empty_like(scaled_BV).scatter_(-1, order_BV, sorted_BV)
 
 
 def _widened(array: NDArray[Any], width: int) -> NDArray[Any]:

@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.protocol import FlowSettings, Memory, RoleContext
+from rlinf_worker.roles.rollout import endings
 from rlinf_worker.roles.rollout.engine import Engine, Made, Sampling
 from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.rows import Rows, open_rows
@@ -48,10 +50,11 @@ class LanguageRole(ABC):
     _is_bare = False
     """The engine has been off its slots, and has no weights yet."""
 
+    decoder: Any = None
+    """Of the library tokenizers, where there are stop strings."""
+
     @abstractmethod
-    def engine(
-        self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
-    ) -> tuple[Engine, int]:
+    def engine(self, config: Any, *, path: str, shape: Any, kv_bytes: int) -> tuple[Engine, int]:
         """In a thread, as the role loads; `shape`: the model's config; `kv_bytes`: the plan's, 0 where it says nothing.
         Returns how many samples there may be at once, too."""
 
@@ -116,10 +119,11 @@ class LanguageRole(ABC):
             )  # fmt: skip
         self._samples = _most_samples(flow)
         self._stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, self._tokenizer)
+        self._stop_strings = tuple(config.stop_strings)
+        if self._stop_strings:
+            self.decoder = endings.library_of(self._tokenizer, self._stop_strings, path=flow.model)
         kv_bytes = ctx.allotment.kv_bytes
-        self._engine, self._most_rows = self.engine(
-            config, path=flow.model, shape=shape, stops=self._stops, kv_bytes=kv_bytes
-        )
+        self._engine, self._most_rows = self.engine(config, path=flow.model, shape=shape, kv_bytes=kv_bytes)
 
     def room(self, rows: int, *, field: str) -> int:
         """Samples at once; a group has to fit."""
@@ -233,24 +237,27 @@ class LanguageRole(ABC):
         if item.version > self._held:
             await self._change_weights(item.version)
         name = f"{item.branch}/{item.key}"
-        samples, temperature = self._drawn(item)
-        sampling = Sampling(
-            samples=samples, temperature=temperature, most=config.max_response_tokens,
-            least=config.min_response_tokens,
-        )  # fmt: skip
         left = Made.from_plain(item.partial) if item.partial is not None else None
         if left is not None and _oldest(left) < item.version:
             left = None  # too old for the step that it is of now
+        sampling = self._sampling(item)
         answer = self._held_engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
 
-    def _drawn(self, item: Item) -> tuple[int, float]:
-        """How many samples, at what temperature."""
-        if is_evaluation(item.key):
-            evaluation = self._ctx.flow.config["evaluation"]
-            return int(evaluation["samples"]), float(evaluation["temperature"])
-        return int(self._ctx.flow.config["samples_per_prompt"]), self._config.temperature
+    def _sampling(self, item: Item) -> Sampling:
+        config, flow = self._config, self._ctx.flow.config
+        one = Sampling(
+            samples=int(flow["samples_per_prompt"]), temperature=config.temperature, most=config.max_response_tokens,
+            least=config.min_response_tokens, stops=self._stops, stop_strings=self._stop_strings,
+        )  # fmt: skip
+        if not is_evaluation(item.key):
+            return one
+        other = flow["evaluation"]
+        return replace(
+            one, samples=int(other["samples"]), temperature=float(other["temperature"]), top_k=int(other["top_k"]),
+            top_p=float(other["top_p"]),
+        )  # fmt: skip
 
     def _row(self, item: Item) -> dict[str, Any]:
         rows = self._eval_rows if is_evaluation(item.key) else self._rows
@@ -321,17 +328,24 @@ class LanguageRole(ABC):
             "versions": np.array([version for each in made.versions for version in each], np.int32),
             "lengths": np.array(lengths, np.int32),
             "finished": np.array(made.finished, np.bool_),
-            "texts": self._tokenizer.batch_decode(made.ids, skip_special_tokens=True),
+            "texts": self._texts(made),
             "row": self._row(item),
         }
+
+    def _texts(self, made: Made) -> list[str]:
+        """Without the stop string that a sample has ended with, and what its last token says behind it."""
+        texts: list[str] = self._tokenizer.batch_decode(made.ids, skip_special_tokens=True)
+        if not self._stop_strings or self._config.keep_stop_string:
+            return texts
+        least = self._config.min_response_tokens
+        cut = [endings.text_before(self.decoder, self._stop_strings, ids, least=least) for ids in made.ids]
+        return [text if part is None else part for text, part in zip(texts, cut, strict=True)]
 
 
 class TransformersRole(LanguageRole):
     schema = TransformersConfig
 
-    def engine(
-        self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
-    ) -> tuple[Engine, int]:
+    def engine(self, config: Any, *, path: str, shape: Any, kv_bytes: int) -> tuple[Engine, int]:
         model = models.language_model(path, dtype=getattr(torch, config.dtype))
         rows, field = config.max_sequences, f"maxSequences {config.max_sequences}"
         if kv_bytes:
@@ -340,7 +354,7 @@ class TransformersRole(LanguageRole):
             if kv_bytes // each < rows:
                 rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
         rows = self.room(rows, field=field)
-        return Generator(model, stops=stops, seed=self._ctx.flow.seed, rows=rows), rows
+        return Generator(model, seed=self._ctx.flow.seed, rows=rows, tokenizer=self.decoder), rows
 
 
 def _most_samples(flow: FlowSettings) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from rlinf_api.job import Model
 from rlinf_worker.roles.slot_memory import MemoryConfig
@@ -39,6 +39,11 @@ class LanguageConfig(Model):
     """Of sampling, and of the log-probabilities that are trained on. 1: the model's own distribution."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
     """Tokens that end a sample, and belong to it. Empty: those of the model's generation config, or the tokenizer's."""
+    stop_strings: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = []
+    """Texts that end a sample, such as </answer>, wherever tokens begin: the token that completes one is its last, and
+    learnt from. Not within minResponseTokens. 16 of 256 characters: they are looked for behind each token."""
+    keep_stop_string: StrictBool = False
+    """Whether the text that is rewarded has it. False: it ends before."""
     max_sequences: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Samples that are generated at once, each with its part of the cache. A group has to fit."""
     prompt_column: Annotated[str, Field(min_length=1, max_length=200)] = "prompt"

@@ -1,6 +1,6 @@
 """The engine of kind `vllm`: vLLM's own, in the worker's process, stepped by us.
 
-    engine = VllmEngine("/models/base", dtype="float32", stops=(2,), seed=7, rows=256, positions=1280, kv_bytes=1 << 30)
+    engine = VllmEngine("/models/base", dtype="float32", seed=7, rows=256, positions=1280, block=32, kv_bytes=1 << 30)
 
 What it owes is engine.py's. vLLM batches, caches and draws; this file decides what it is given between two steps, in
 one thread, so that a request joins, leaves or gets other weights at no moment but those. A sample is a request of
@@ -29,6 +29,7 @@ from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles.rollout.endings import Ending
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
 ENVIRONMENT: Final = {
@@ -80,6 +81,7 @@ class _Sample:
     group: _Group
     number: int
     internal: str  # vLLM's own name of it
+    ending: Ending | None
 
 
 class VllmEngine:
@@ -90,16 +92,17 @@ class VllmEngine:
         path: str,
         *,
         dtype: str,
-        stops: Sequence[int],
         seed: int,
         rows: int,
         positions: int,
         block: int,
         kv_bytes: int,
+        tokenizer: Any = None,
     ) -> None:
         """`rows`: samples at once, each of at most `positions` tokens with its prompt; of the cache, what `kv_bytes`
-        hold, in blocks of `block` positions: who finds no room waits, or is computed again."""
-        self.seed, self._stops = seed, sorted(stops)
+        hold, in blocks of `block` positions: who finds no room waits, or is computed again. `tokenizer`: of the library
+        tokenizers, for requests with stop strings; vLLM itself is given none."""
+        self.seed, self._tokenizer = seed, tokenizer
         self.version: PolicyVersion | None = None
         self._groups: dict[str, _Group] = {}
         self._samples: dict[str, _Sample] = {}
@@ -113,6 +116,9 @@ class VllmEngine:
                 disable_log_stats=True,
             )
         )  # fmt: skip
+        # Stop tokens are the request's alone: vLLM would keep the folder's from being drawn within the least length,
+        # too, and the actor scores by a distribution that has them.
+        self._engine.input_processor.generation_config_fields = {}
         self._runner = self._engine.model_executor.driver_worker.worker.model_runner
         self._model = self._runner.model
         self._names = {name for name, _ in self._model.named_parameters()}
@@ -133,7 +139,8 @@ class VllmEngine:
             had = group.made.ids[number]
             parameters = SamplingParams(
                 temperature=sampling.temperature, max_tokens=sampling.most - len(had),
-                min_tokens=max(0, sampling.least - len(had)), stop_token_ids=self._stops, ignore_eos=True,
+                min_tokens=max(0, sampling.least - len(had)), stop_token_ids=sorted(sampling.stops), ignore_eos=True,
+                top_k=sampling.top_k, top_p=sampling.top_p,
                 seed=int(group.seeds_TG[len(had), number]), logprobs=0, flat_logprobs=True, detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )  # fmt: skip
@@ -141,11 +148,21 @@ class VllmEngine:
             text = {"prompt_token_ids": group.prompt + had, "cache_salt": str(self.version)}
             external = f"{name}/{number}"
             internal = self._engine.add_request(external, text, parameters)
-            self._samples[external] = _Sample(group=group, number=number, internal=internal)
+            self._samples[external] = _Sample(
+                group=group, number=number, internal=internal, ending=self._ending(sampling, had)
+            )
             group.left += 1
         if not group.left:
             self._answer(group)
         return group.answer
+
+    def _ending(self, sampling: Sampling, had: Sequence[int]) -> Ending | None:
+        if not sampling.stop_strings:
+            return None
+        ending = Ending(self._tokenizer, sampling.stop_strings, least=sampling.least)
+        for token in had:
+            ending.add(token)
+        return ending
 
     @property
     def busy(self) -> bool:
@@ -206,6 +223,7 @@ class VllmEngine:
         self._seed_each()
         assert self.version is not None
         version, made = (self.version.branch, self.version.number), 0
+        ended: list[str] = []
         for output in self._engine.step():
             sample = self._samples.get(output.request_id)
             if sample is None:
@@ -216,12 +234,17 @@ class VllmEngine:
             of.logprobs[number] += part.logprobs.logprobs
             of.versions[number] += [version] * len(part.token_ids)
             made += len(part.token_ids)
-            if output.finished:
-                of.finished[number] = part.finish_reason == "stop"
+            is_told = sample.ending is not None and any(map(sample.ending.add, part.token_ids))
+            if is_told and not output.finished:
+                ended.append(output.request_id)
+            if is_told or output.finished:
+                of.finished[number] = is_told or part.finish_reason == "stop"
                 del self._samples[output.request_id]
                 sample.group.left -= 1
                 if not sample.group.left:
                     self._answer(sample.group)
+        if ended:
+            self._engine.abort_request(ended)
         return made
 
     def _seed_each(self) -> None:

@@ -28,16 +28,14 @@ class VllmRole(LanguageRole):
         super().warm(flow, config)
         _library()
 
-    def engine(
-        self, config: Any, *, path: str, shape: Any, stops: tuple[int, ...], kv_bytes: int
-    ) -> tuple[Engine, int]:
+    def engine(self, config: Any, *, path: str, shape: Any, kv_bytes: int) -> tuple[Engine, int]:
         rows = self.room(config.max_sequences, field=f"maxSequences {config.max_sequences}")
         positions = config.max_prompt_tokens + config.max_response_tokens
         library = _library()
         library.check_model(getattr(shape, "architectures", None) or [], path=path)
         found = library.VllmEngine(
-            path, dtype=config.dtype, stops=stops, seed=self._ctx.flow.seed, rows=rows, positions=positions,
-            block=BLOCK, kv_bytes=cache_bytes(config, shape, kv_bytes=kv_bytes),
+            path, dtype=config.dtype, seed=self._ctx.flow.seed, rows=rows, positions=positions, block=BLOCK,
+            kv_bytes=cache_bytes(config, shape, kv_bytes=kv_bytes), tokenizer=self.decoder,
         )  # fmt: skip
         return found, rows
 

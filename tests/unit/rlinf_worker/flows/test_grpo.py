@@ -92,6 +92,10 @@ def test_no_loss_at_all_is_grpo():
         ({"promptsPerStep": 2, "updatesPerStep": 3}, "updatesPerStep 3 is above promptsPerStep 2"),
         ({"loss": {"klCoefficient": 0.1}}, "spec.flow.config.loss.klCoefficient: is not a field"),
         ({"optimizer": {"kind": "sgd"}}, "spec.flow.config.optimizer.kind: got 'sgd'"),
+        (
+            {"evaluation": {"topK": 5}},
+            "topK and topP choose among what is drawn, and at temperature 0 nothing is; raise it",
+        ),
         ({"evaluation": {"samples": 4}}, "samples 4 at temperature 0 are all the same; raise it, or write samples: 1"),
         ({"evaluation": {"temperature": 0.001}}, "temperature 0.001 is neither 0 nor at least 0.01"),
     ],

@@ -9,19 +9,23 @@ import os
 
 import numpy as np
 import pytest
+import tokenizers.models
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from rlinf_api.errors import UserError
 from rlinf_worker import memory
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.rollout import generation, vllm_role
+from rlinf_worker.roles.rollout.endings import Ending
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.schema import VllmConfig
 from tests.fakes.vllm_process import VllmProcess
 
 STOPS = (2, 5, 9)
+LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 FIRST, SECOND = PolicyVersion(0, 3), PolicyVersion(0, 4)
 CLOSE = 2e-5  # float32, of a peaked distribution
 BLOCK_BYTES = 32 * 2 * 2 * 1 * 32 * 4  # positions, keys and values, layers, heads, width, float32
@@ -41,9 +45,20 @@ def model():
     return Qwen2ForCausalLM(config).train(False)
 
 
-def of_transformers(model, *, seed=7, stops=STOPS, rows=512):
+def letters():
+    """A tokenizer of the model's vocabulary: four special tokens, and 36 characters."""
+    special = ("<pad>", "<bos>", "<eos>", "<unk>")
+    vocabulary = {token: number for number, token in enumerate((*special, *LETTERS))}
+    found = Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    found.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    found.decoder = decoders.Fuse()
+    found.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return found
+
+
+def of_transformers(model, *, seed=7, rows=512):
     """With a model of its own: it is given weights, and loses them."""
-    engine = Generator(copy.deepcopy(model), stops=stops, seed=seed, rows=rows)
+    engine = Generator(copy.deepcopy(model), seed=seed, rows=rows, tokenizer=letters())
     engine.load(FIRST, dict(model.named_parameters()))
     return engine
 
@@ -52,6 +67,7 @@ def of_transformers(model, *, seed=7, stops=STOPS, rows=512):
 def vllm(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
+    letters().save(str(folder / "tokenizer.json"))
     with VllmProcess(folder, block_bytes=32 * models.kv_bytes_of(model.config, itemsize=4)) as process:
         yield process
 
@@ -63,7 +79,7 @@ def engine_of(request, model):
         return lambda **options: of_transformers(model, **options)
     process = request.getfixturevalue("vllm")
     weights = dict(model.named_parameters())
-    return lambda seed=7: process.engine(seed=seed, stops=STOPS, version=FIRST, weights=weights)
+    return lambda seed=7: process.engine(seed=seed, version=FIRST, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +95,7 @@ def resident():
 
 
 def sampling(**changes):
-    return Sampling(**{"samples": 3, "temperature": 0.7, "most": 20, "least": 2, **changes})
+    return Sampling(**{"samples": 3, "temperature": 0.7, "most": 20, "least": 2, "stops": STOPS, **changes})
 
 
 def run(engine, prompts, *, per_step=3, **changes):
@@ -199,6 +215,136 @@ def test_at_temperature_0_it_is_the_likeliest_token_beside_others_that_are_drawn
     assert ids == logits.argmax(-1).tolist()
     for name, answer in answers.items():
         same(answer.result(), made[name])
+
+
+def words(made):
+    return ["".join(LETTERS[token - 4] for token in ids if token >= 4) for ids in made.ids]
+
+
+def begun(engine, prompts, **strings):
+    """Requests of one key and prompt, each with stop strings of its own."""
+    return {
+        name: engine.begin(name, key="k7", prompt=prompts["k7"], sampling=sampling(stops=(), stop_strings=texts))
+        for name, texts in strings.items()
+    }
+
+
+def test_a_stop_string_ends_a_sample_with_the_token_that_completes_it(engine_of, prompts):
+    """Of three requests that draw the same: one without strings, one with, one with others."""
+    engine = engine_of()
+    [plain] = run(engine, {"k7": prompts["k7"]}, stops=()).values()
+    texts = words(plain)
+    pair, single = texts[0][6:8], texts[1][4]
+    answers = begun(engine, prompts, both=(pair, single), one=(pair,))
+    while engine.busy:
+        engine.step()
+    for name, strings in (("both", (pair, single)), ("one", (pair,))):
+        made = answers[name].result()
+        for mine, text, finished, whole in zip(words(made), texts, made.finished, plain.ids, strict=True):
+            ends = [at + len(s) for s in strings for at in range(len(text)) if text.startswith(s, at)]
+            first = min((end for end in ends if _tokens(whole, end) > 2), default=None)
+            assert finished == (first is not None)
+            assert mine == (text if first is None else text[:first])
+        for ids, logprobs, versions in zip(made.ids, made.logprobs, made.versions, strict=True):
+            assert len(ids) == len(logprobs) == len(versions)
+    assert answers["both"].result().finished[:2] == [True, True]
+    assert answers["one"].result().ids != answers["both"].result().ids
+
+
+def _tokens(ids, characters):
+    """How many tokens say so many characters."""
+    return [sum(token >= 4 for token in ids[: n + 1]) for n in range(len(ids))].index(characters) + 1
+
+
+def test_a_stop_string_counts_behind_the_least_length_alone_and_in_the_last_token_too(engine_of, prompts):
+    engine = engine_of()
+    [plain] = run(engine, {"k7": prompts["k7"]}, stops=()).values()
+    text, ids = words(plain)[0], plain.ids[0]
+    asked = {"samples": 1, "stops": ()}
+    early, late = text[1], text[-1]
+    at, end = _tokens(ids, 2), _tokens(ids, len(text))
+    answers = {
+        "early": sampling(**asked, stop_strings=(early,), least=at),
+        "just": sampling(**asked, stop_strings=(early,), least=at - 1),
+        "last": sampling(**asked, stop_strings=(late,), least=end - 1, most=end),
+    }  # fmt: skip
+    found = {n: engine.begin(n, key="one", prompt=prompts["k7"], sampling=s) for n, s in answers.items()}
+    alone = engine.begin("whole", key="one", prompt=prompts["k7"], sampling=sampling(**asked))
+    while engine.busy:
+        engine.step()
+    whole = alone.result().ids[0]
+    for name, one in answers.items():
+        ending = Ending(letters(), one.stop_strings, least=one.least)
+        ends = [n for n, token in enumerate(whole[: one.most], 1) if ending.add(token)]
+        made = found[name].result()
+        assert made.ids[0] == whole[: min(ends, default=one.most)], name
+        assert made.finished == [bool(ends)], name
+
+
+def test_a_group_with_stop_strings_goes_on_elsewhere_as_it_would_have_here(engine_of, prompts):
+    [plain] = run(engine_of(), {"k7": prompts["k7"]}, stops=()).values()
+    strings = (words(plain)[0][6:8],)
+    asked = sampling(stops=(), stop_strings=strings)
+    first = engine_of()
+    answer = first.begin("r", key="k7", prompt=prompts["k7"], sampling=asked)
+    cut = [n for n, token in enumerate(plain.ids[0], 1) if token >= 4][6]  # the string has begun
+    for _ in range(cut):
+        first.step()
+    left = first.so_far("r")
+    while first.busy:
+        first.step()
+    second = engine_of()
+    again = second.begin("r", key="k7", prompt=prompts["k7"], sampling=asked, made=left)
+    while second.busy:
+        second.step()
+    same(again.result(), answer.result())
+    assert answer.result().finished[0]
+
+
+def test_requests_have_stop_tokens_of_their_own(engine_of, prompts, made):
+    engine = engine_of()
+    mine = engine.begin("mine", key="k0", prompt=prompts["k0"], sampling=sampling(stops=(7,)))
+    theirs = engine.begin("theirs", key="k0", prompt=prompts["k0"], sampling=sampling())
+    none = engine.begin("none", key="k0", prompt=prompts["k0"], sampling=sampling(stops=()))
+    while engine.busy:
+        engine.step()
+    same(theirs.result(), made["k0"])
+    assert not any(none.result().finished)
+    for ids, finished in zip(mine.result().ids, mine.result().finished, strict=True):
+        assert finished == (7 in ids)
+        assert 7 not in ids[:-1]
+        assert len(ids) == 20 or ids[-1] == 7
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (0, 0.6), (6, 0.7), (1, 1.0), (0, 1e-6), (400, 0.9)])
+def test_what_is_left_out_is_never_drawn_and_the_rest_has_all_probability(engine_of, model, prompts, top_k, top_p):
+    """Beside a request that draws from all."""
+    engine, prompt = engine_of(), prompts["k8"]
+    cut = engine.begin(
+        "cut", key="k8", prompt=prompt, sampling=sampling(samples=20, top_k=top_k, top_p=top_p, stops=())
+    )
+    whole = engine.begin("whole", key="k8", prompt=prompt, sampling=sampling(stops=()))
+    while engine.busy:
+        engine.step()
+    for ids, logprobs in zip(cut.result().ids, cut.result().logprobs, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double() / 0.7
+        for row, token, logprob in zip(logits, ids, logprobs, strict=True):
+            order = row.argsort(descending=True)[: top_k or None]
+            shares = torch.softmax(row[order], -1)
+            kept = order[: int((shares.cumsum(-1) - shares < top_p).sum())]
+            assert token in kept.tolist()
+            wanted = torch.log_softmax(row[kept], -1)[kept.tolist().index(token)]
+            assert logprob == pytest.approx(float(wanted), abs=CLOSE)
+    for ids, logprobs in zip(whole.result().ids, whole.result().logprobs, strict=True):
+        scaled = scored_without_stops(model, prompt, ids)
+        assert logprobs == pytest.approx(scaled, abs=CLOSE), "who asked for no cut has none"
+
+
+def scored_without_stops(model, prompt, ids):
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double()
+    return torch.log_softmax(logits / 0.7, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 def test_what_is_aborted_leaves_what_there_is_and_the_others_alone(engine_of, prompts, made):
@@ -366,7 +512,7 @@ def large():
 
 
 def test_what_leaves_a_slot_leaves_the_resident_set(prompts):
-    engine = Generator(large(), stops=(), seed=7, rows=64)
+    engine = Generator(large(), seed=7, rows=64)
     weights = {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
     engine.load(FIRST, weights)
     for name in ("k0", "k1"):
@@ -393,7 +539,7 @@ def test_vllms_weights_and_cache_leave_the_resident_set(prompts, tmp_path):
     weights = dict(model.named_parameters())
     block = 32 * models.kv_bytes_of(model.config, itemsize=4)
     with VllmProcess(tmp_path, block_bytes=block, blocks=(32 << 20) // block) as process:
-        engine = process.engine(seed=7, stops=STOPS, version=FIRST, weights=weights)
+        engine = process.engine(seed=7, version=FIRST, weights=weights)
         wanted = run(engine, prompts)
         engine.empty()
         engine.fill()  # zeros are written: all of the cache is resident, whatever blocks were used
@@ -412,7 +558,7 @@ def test_vllms_weights_and_cache_leave_the_resident_set(prompts, tmp_path):
 @pytest.mark.timeout(300)
 def test_weights_that_leave_a_tensor_of_vllms_as_it_was_are_refused(vllm, model):
     weights = dict(model.named_parameters())
-    engine = vllm.engine(seed=7, stops=STOPS, version=FIRST, weights=weights)
+    engine = vllm.engine(seed=7, version=FIRST, weights=weights)
     lacking = {name: tensor for name, tensor in weights.items() if name != "model.norm.weight"}
     with pytest.raises(RuntimeError, match=r"InvariantBroken: weights .* not model\.norm\.weight"):
         engine.load(SECOND, lacking)

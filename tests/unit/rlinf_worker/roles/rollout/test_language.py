@@ -96,6 +96,44 @@ async def test_a_ticket_becomes_a_group_of_its_rows_prompt(folder):
     assert item.weight == float(ends[-1])
 
 
+async def test_a_stop_string_ends_samples_and_their_texts(folder):
+    [whole] = (await made(folder, 4, config={"minResponseTokens": 2})).values()
+    text = max(whole.payload["texts"], key=len)
+    string = text[2:4]
+    config = {"stopStrings": [string], "minResponseTokens": 2}
+    [cut] = (await made(folder, 4, config=config)).values()
+    [kept] = (await made(folder, 4, config={**config, "keepStopString": True})).values()
+    sample = cut.payload["texts"].index(text[:2])
+    assert kept.payload["texts"][sample] == text[:4]
+    assert cut.payload["finished"][sample]
+    assert cut.payload["tokens"].tolist() == kept.payload["tokens"].tolist()
+    assert not any(string in each for each in cut.payload["texts"])
+    tokenizer = models.tokenizer(str(folder / "base"))
+    ends = np.cumsum(cut.payload["lengths"])
+    ids = cut.payload["tokens"][ends[sample] - cut.payload["lengths"][sample] : ends[sample]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text[:4], "the tokens have it: it was drawn"
+
+
+async def test_a_stop_string_that_cannot_be_is_told_as_the_role_loads(folder):
+    with pytest.raises(UserError, match=r"stop string '<eos>' never stands in a text .* stopTokenIds: \[2\]"):
+        await made(folder, 0, config={"stopStrings": ["<eos>"]})
+
+
+async def test_an_evaluation_may_draw_from_the_likeliest_alone(folder, tmp_path):
+    path = tmp_path / "eval.jsonl"
+    path.write_text(json.dumps({"prompt": "1+1="}) + "\n")
+    found = {}
+    for name, evaluation in (("one", {"topK": 1}), ("all", {}), ("few", {"topP": 1e-6})):
+        asked = {"samples": 4, "temperature": 1, **evaluation}
+        rollout = Rollout(folder, evaluated=str(path), evaluation=asked, config={"minResponseTokens": 6})
+        rollout.tickets.give("eval:0/0/0", {"index": 0, "pass": 0}, version=FIRST)
+        rollout.give(1)
+        made = await rollout.run()
+        found[name] = len(set(made["eval:0/0/0"].payload["texts"]))
+        assert len(set(made["train:0/1/0"].payload["texts"])) == 3, "what is learnt from is drawn from all"
+    assert found == {"one": 1, "all": 4, "few": 1}
+
+
 async def test_facts_say_what_there_is_and_how_it_is_sampled(folder):
     rollout = Rollout(folder, config={"minResponseTokens": 1, "stopTokenIds": [7, 5], "dtype": "bfloat16"})
     await rollout.run()
