@@ -96,6 +96,7 @@ class Reason(StrEnum):
     WORKER_RESTARTING = "WorkerRestarting"
     TURNS_WITHOUT_ITEMS = "TurnsWithoutItems"
     MEMORY_KEPT = "MemoryKept"
+    LOGPROB_MISMATCH = "LogprobMismatch"
     STALLED = "Stalled"
     POD_REPLACED = "PodReplaced"
     JOB_RESTARTED = "JobRestarted"

@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Final
 
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.protocol import LineageKey
 from rlinf_worker.driver.core import Driver
-from rlinf_worker.driver.job import Dirty
+from rlinf_worker.driver.job import Dirty, MetricBound
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.flows.protocol import FlowFunction, Result, Step, Ticket
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
@@ -225,6 +226,9 @@ class FlowRun:
     def weights(self, producer: str, consumer: str) -> None:
         self._check(producer, consumer)
         self._weights.append(WeightsSpec(channel=self._new("weights"), producer=producer, consumer=consumer))
+
+    def watch(self, metric: str, *, at_most: float, reason: Reason, words: str) -> None:
+        self._driver.job.watches[metric] = MetricBound(at_most=at_most, reason=Reason(reason), words=words)
 
     async def shared(self, name: str) -> Any:
         driver = self._driver

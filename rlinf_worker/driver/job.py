@@ -61,6 +61,15 @@ class Outlook:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricBound:
+    """A number of steps that people are told of while it is above `at_most`."""
+
+    at_most: float
+    reason: Reason
+    words: str
+
+
 NO_PLAN_YET: Final = Outlook(DriverState.WAITING, "WaitingForPlan", "the operator has not sent a plan yet")
 STARTING: Final = Outlook(DriverState.STARTING, "WaitingForWorkers")
 STEPPING: Final = Outlook(DriverState.RUNNING, Reason.STEPPING)
@@ -105,6 +114,7 @@ class Job:
         self.changed = asyncio.Event()
         self.sequence = 0  # of what people see
         self._instructions = 0
+        self.watches: dict[str, MetricBound] = {}  # by metric; declared by the flow
         self.marks = Dirty.NOTHING
         self._moved: set[WorkerId] | None = set()  # whom the mark MEMBERS is of; None: of anybody
         self._ran = False

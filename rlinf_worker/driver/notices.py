@@ -109,5 +109,13 @@ class Notices:
                 phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
                 phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
                 phrases.extend(exchange.full()[:3])
+        above = [
+            (watch, f"{watch.words}: {metric} is {value:.3g} in step {job.ledger.committed}, above {watch.at_most:g}")
+            for metric, watch in job.watches.items()
+            if (value := self._commits.metrics.get(metric)) is not None and not value <= watch.at_most
+        ]
+        phrases.extend(words for _, words in above)
         reason = Reason.TURNS_WITHOUT_ITEMS if in_vain else Reason.MEMORY_KEPT if kept else Reason.STEPPING
+        if above and reason is Reason.STEPPING:
+            reason = above[0][0].reason
         return Reason.STALLED if self._stalls.is_stalled else reason, "; ".join(phrases)

@@ -16,14 +16,16 @@ Runs in the driver. Not for: generation (roles/rollout), rewards (roles/reward),
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from rlinf_api.conditions import Reason
 from rlinf_api.job import Model, Problem, RLJobSpec
 from rlinf_api.plan import Capacity, Depth, MicroBatch
-from rlinf_api.sentences import checked
+from rlinf_api.sentences import checked, did_you_mean
 from rlinf_worker.algorithms.permutation import row_at
 from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
@@ -60,9 +62,14 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 what each is, and of which paper."""
 
 
+_OWN: Final[dict[str, Any]] = {"clip_low": None, "clip_high": None}
+_OWN_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
 class LossSpec(Model):
-    kind: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++"] = "grpo"
-    """Sets the fields below that are not written, and does nothing else."""
+    kind: Annotated[str, Field(min_length=1, max_length=200)] = "grpo"
+    """Of PRESETS: sets the fields below that are not written, and does nothing else. module:function of the user's own:
+    f(batch) -> the term of each token (losses/tokens.py, OwnLoss) in place of ratio and clip; the other fields hold."""
     baseline: Literal["group-mean", "leave-one-out", "none"] = "group-mean"
     scale: Literal["group", "batch", "none"] = "group"
     ratio: Literal["token", "sequence"] = "token"
@@ -84,8 +91,27 @@ class LossSpec(Model):
             return raw
         kind = raw.get("kind", "grpo")
         written = {name.lower().replace("_", "") for name in raw}
-        preset = PRESETS.get(kind, {}) if isinstance(kind, str) else {}
+        preset = PRESETS.get(kind, _OWN) if isinstance(kind, str) else {}
         return {**{k: v for k, v in preset.items() if k.replace("_", "") not in written}, **raw}
+
+    @field_validator("kind")
+    @classmethod
+    def _is_known(cls, kind: str) -> str:
+        if kind not in PRESETS and not _OWN_NAME.fullmatch(kind):
+            known = f"wanted one of {', '.join(PRESETS)}, or module:function"
+            raise ValueError(f"got {kind!r}, {known};{did_you_mean(kind, list(PRESETS)) or ' write one of them'}")
+        return kind
+
+    @model_validator(mode="after")
+    def _clips_itself(self) -> LossSpec:
+        if self.kind in PRESETS:
+            return self
+        if self.ratio != "token" or self.clip_low is not None or self.clip_high is not None:
+            raise ValueError(
+                f"ratio, clipLow and clipHigh are of our losses, and kind {self.kind!r} is your own; leave them out, "
+                "and clip in the function"
+            )
+        return self
 
 
 class OptimizerSpec(Model):
@@ -146,6 +172,10 @@ class GrpoConfig(Model):
     there are several updates, and the engine's numbers in the ratio)."""
     loss: LossSpec = LossSpec.model_validate({})
     optimizer: OptimizerSpec = OptimizerSpec()
+    engine_kl_bound: Positive = 0.01
+    """Nats per token between engine and actor of one policy, above which the job is Degraded, LogprobMismatch: what is
+    learnt from was not drawn from what the actor thinks. 0.01: float32 stays below 0.0001; for bfloat16 it is a guess,
+    which real mistakes (another tokenizer, weights that did not arrive) are far above."""
     evaluation: EvaluationSpec = EvaluationSpec()
     channels: dict[Literal["prompts", "samples", "rewarded", "weights"], GroupChannel] = {}
     order: Literal["arrival", "lineage"] = "arrival"
@@ -184,6 +214,10 @@ async def grpo(flow: Flow) -> None:
     flow.queue("samples", "rollout", "reward", payload=SAMPLES)
     flow.queue("rewarded", "reward", "actor", rounds=True, payload=REWARDED)
     flow.weights("actor", "rollout")
+    flow.watch(
+        "engine_kl", at_most=float(flow.config["engine_kl_bound"]), reason=Reason.LOGPROB_MISMATCH,
+        words="engine and actor disagree on tokens of one policy",
+    )  # fmt: skip
 
     per_step = int(flow.config["prompts_per_step"])
     async for step in flow.steps():

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlinf_api.conditions import Reason
 from rlinf_worker.channels.payload_type import Declared
 from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
 
@@ -156,6 +157,11 @@ class Flow(Protocol):
 
     def weights(self, producer: str, consumer: str) -> None:
         """The channel `weights`, from the ranks of a gang that ends steps to every worker of `consumer`."""
+        ...
+
+    def watch(self, metric: str, *, at_most: float, reason: Reason, words: str) -> None:
+        """While a number of the newest step that has it is above `at_most`, or is no number, the job is Degraded for
+        `reason`, which says `words` and both numbers. Steps go on."""
         ...
 
     async def shared(self, name: str) -> Any:

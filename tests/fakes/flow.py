@@ -19,6 +19,7 @@ class FakeFlow:
         self.put_at: dict[int, list[Ticket]] = {}
         self.state: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
+        self.watches: dict[str, tuple[float, str]] = {}
 
     def workers(self, role: str) -> int:
         return self._workers(role)
@@ -44,6 +45,9 @@ class FakeFlow:
 
     def weights(self, producer: str, consumer: str) -> None:
         self.declared.append(("weights", producer, consumer))
+
+    def watch(self, metric: str, *, at_most: float, reason: str, words: str) -> None:
+        self.watches[metric] = (at_most, reason)
 
     def _declare(self, kind: str, name: str, *rest: Any, payload: Any) -> None:
         self.declared.append((kind, name, *rest))

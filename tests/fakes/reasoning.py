@@ -59,6 +59,15 @@ def manifest(
     return path
 
 
+# --- losses -----------------------------------------------------------------------------------------------------------
+def reinforce(batch: Any) -> Any:
+    return -batch.advantage_T * batch.logprob_T
+
+
+def loss_that_raises(batch: Any) -> Any:
+    raise KeyError("beta")
+
+
 # --- reward functions -------------------------------------------------------------------------------------------------
 def sevens(texts: Sequence[str], row: Mapping[str, Any]) -> list[float]:
     return [text.count("7") / max(1, len(text)) for text in texts]

@@ -44,13 +44,14 @@ _DRIVERS = frozenset({
     (JobCondition.DEGRADED, Reason.WORKER_RESTARTING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
+    (JobCondition.DEGRADED, Reason.LOGPROB_MISMATCH),
     (JobCondition.DEGRADED, Reason.STALLED),
     (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
 _JUDGED = frozenset({Reason.PROFILED, Reason.UNFIT, Reason.SCHEDULER_UNAVAILABLE})
 """Of a plan of which enough steps were measured."""
-_SLOW = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED})
+_UNWELL = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.STALLED})
 """That a driver says of a job whose steps go on, or should."""
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
 _COUNTED_DOWN = frozenset({
@@ -62,6 +63,7 @@ _COUNTED_DOWN = frozenset({
     (JobCondition.RUNNING, Reason.STEPPING),
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
+    (JobCondition.DEGRADED, Reason.LOGPROB_MISMATCH),
     (JobCondition.DEGRADED, Reason.STALLED),
 })  # fmt: skip
 """Conditions whose message names who is still missing, or for how many seconds a step has run: a write for each of
@@ -441,7 +443,7 @@ def _driver_degrades(draft: Draft, pods: Pods, report: DriverReport | None) -> S
         return Status.TRUE, Reason.DRIVER_UNREACHABLE, message
     if report is not None and report.state is DriverState.RECOVERING:
         return Status.TRUE, Reason.WORKER_RESTARTING, report.message
-    if report is not None and report.state is DriverState.RUNNING and report.reason in _SLOW:
+    if report is not None and report.state is DriverState.RUNNING and report.reason in _UNWELL:
         return Status.TRUE, Reason(report.reason), report.message
     return Status.FALSE, Reason.HEALTHY, ""
 

@@ -1,5 +1,5 @@
 """The policy losses of language models: one function over tokens, whose settings make grpo, dr-grpo, dapo, gspo, rloo
-and reinforce++ of it (flows/grpo.py has the presets).
+and reinforce++ of it (flows/grpo.py has the presets), or which is given the terms of a user's own loss.
 
 For: one micro-batch of whole answers with known advantages. Not for: advantages (algorithms/groups.py), the optimizer.
 Sums, as in losses/ppo.py: how a step is cut into rounds, micro-batches and ranks does not change its gradient. All
@@ -10,11 +10,14 @@ Shapes: T tokens of all answers of the micro-batch, one after the other; S answe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from rlinf_api.errors import UserError
 
 Aggregation = Literal["sequence-mean", "token-mean", "sequence-sum", "constant"]
 
@@ -58,6 +61,16 @@ class TokenBatch:
     """S. An answer without tokens counts, too."""
 
 
+OwnLoss = Callable[[TokenBatch], Tensor]
+"""A user's own: the term of each token, [T], with a gradient. Whole answers are in a batch, and which ones are together
+is chance, so a term may look at its own answer and at no other. What is around it is ours: the importance weight, the
+entropy, and how terms are added up.
+
+    def reinforce(batch):
+        return -batch.advantage_T * batch.logprob_T
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLossOut:
     """Sums over the micro-batch; `loss_sum` alone has a gradient."""
@@ -74,20 +87,14 @@ class TokenLossOut:
     """Tokens whose importance weight was truncated."""
 
 
-def token_loss(batch: TokenBatch, config: TokenLossConfig) -> TokenLossOut:
+def token_loss(batch: TokenBatch, config: TokenLossConfig, own: OwnLoss | None = None) -> TokenLossOut:
+    """`own`: instead of ratio and clipping of `config`. UserError for what it returns and is no term for each token."""
     log_ratio_T = batch.logprob_T - batch.old_T
     length_S = _per_answer(torch.ones_like(log_ratio_T.detach()), batch)
-    if config.ratio == "sequence":
-        mean_S = _per_answer(log_ratio_T, batch) / length_S.clamp(min=1.0)
-        used_T = mean_S[batch.sequence_T]
+    if own is None:
+        loss_T, is_clipped_T = _clipped(log_ratio_T, length_S, batch=batch, config=config)
     else:
-        used_T = log_ratio_T
-    ratio_T = used_T.exp()
-    low = None if config.clip_low is None else 1.0 - config.clip_low
-    high = None if config.clip_high is None else 1.0 + config.clip_high
-    clipped_T = ratio_T if low is None and high is None else ratio_T.clamp(min=low, max=high)
-    plain_T, bounded_T = ratio_T * batch.advantage_T, clipped_T * batch.advantage_T
-    loss_T = -torch.minimum(plain_T, bounded_T)
+        loss_T, is_clipped_T = _checked(own(batch), batch), torch.zeros_like(batch.engine_T)
     with torch.no_grad():
         weight_T = (batch.old_T - batch.engine_T).exp()
         is_capped_T = torch.zeros_like(weight_T)
@@ -107,15 +114,45 @@ def token_loss(batch: TokenBatch, config: TokenLossConfig) -> TokenLossOut:
     with torch.no_grad():
         weight_sum = loss_T.new_tensor(len(loss_T) if is_by_token else batch.count)
         kl_sum = (log_ratio_T.exp() - 1.0 - log_ratio_T).sum()
-        clipped_sum = (bounded_T < plain_T).to(loss_T.dtype).sum()
     return TokenLossOut(
         loss_sum=loss_T.sum(),
         weight_sum=weight_sum,
         entropy_sum=batch.entropy_T.detach().sum(),
         kl_sum=kl_sum,
-        clipped_sum=clipped_sum,
+        clipped_sum=is_clipped_T.sum(),
         capped_sum=is_capped_T.sum(),
     )
+
+
+def _clipped(
+    log_ratio_T: Tensor, length_S: Tensor, *, batch: TokenBatch, config: TokenLossConfig
+) -> tuple[Tensor, Tensor]:
+    """Terms, and which of them are without gradient for the clip."""
+    used_T = log_ratio_T
+    if config.ratio == "sequence":
+        mean_S = _per_answer(log_ratio_T, batch) / length_S.clamp(min=1.0)
+        used_T = mean_S[batch.sequence_T]
+    ratio_T = used_T.exp()
+    low = None if config.clip_low is None else 1.0 - config.clip_low
+    high = None if config.clip_high is None else 1.0 + config.clip_high
+    clipped_T = ratio_T if low is None and high is None else ratio_T.clamp(min=low, max=high)
+    plain_T, bounded_T = ratio_T * batch.advantage_T, clipped_T * batch.advantage_T
+    with torch.no_grad():
+        is_clipped_T = (bounded_T < plain_T).to(plain_T.dtype)
+    return -torch.minimum(plain_T, bounded_T), is_clipped_T
+
+
+def _checked(found: Any, batch: TokenBatch) -> Tensor:
+    wanted = f"a tensor of shape [{len(batch.logprob_T)}] that depends on batch.logprob_T"
+    if isinstance(found, Tensor) and found.shape == batch.logprob_T.shape and found.requires_grad:
+        return found
+    got = type(found).__name__
+    if isinstance(found, Tensor):
+        got = f"a tensor of shape {list(found.shape)}" + ("" if found.requires_grad else " without a gradient")
+    raise UserError(
+        "the loss of spec.flow.config.loss.kind does not return a term for each token", got=got, wanted=wanted,
+        next="return one number per token, not their sum or mean: how they are added up says loss.aggregation",
+    )  # fmt: skip
 
 
 def _per_answer(term_T: Tensor, batch: TokenBatch) -> Tensor:

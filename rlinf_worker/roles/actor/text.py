@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import Tensor
 
-from rlinf_api.errors import UserError
+from rlinf_api.errors import RLinfError, UserError
 from rlinf_worker.algorithms import groups as advantages
 from rlinf_worker.algorithms.groups import AdvantageConfig
-from rlinf_worker.algorithms.losses.tokens import TokenLossConfig
+from rlinf_worker.algorithms.losses.tokens import OwnLoss, TokenBatch, TokenLossConfig
 from rlinf_worker.algorithms.offloading import HostCopy
 from rlinf_worker.algorithms.sampling import minibatch_order
 from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoint
-from rlinf_worker.roles import mesh, models
+from rlinf_worker.roles import loading, mesh, models
 from rlinf_worker.roles.actor import scoring
 from rlinf_worker.roles.actor.schema import TextFsdpConfig
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
@@ -75,7 +76,8 @@ class TextTrainer(Trainer, Offloads):
         self._engine_dtype = getattr(torch, sampling["dtype"])
         self._updates, self._old = int(flow["updates_per_step"]), str(flow["old_logprobs"])
         scorer = scoring.Scorer(model, temperature=float(sampling["temperature"]), stops=sampling["stops"])
-        self._learner = TextLearner(model, scorer, _learner_config(flow, config, sampling), mesh=group)
+        own = _own_loss(flow["loss"]["kind"])
+        self._learner = TextLearner(model, scorer, _learner_config(flow, config, sampling), mesh=group, own_loss=own)
         self._moved.host = HostCopy(self._learner.moved)
         self._model_config, self._generation_config = model.config, model.generation_config
         self._step = self._skipped = 0
@@ -178,6 +180,8 @@ class TextTrainer(Trainer, Offloads):
         if sums["fresh"]:
             numbers["engine_kl"] = sums["engine_kl"] / sums["fresh"]
             numbers["engine_difference_max"] = max(totals.engine_difference for totals, _ in done)
+            weight, squares = sums["likelihood"], sums["likelihood_squares"]
+            numbers["engine_sample_fraction"] = weight**2 / max(1e-30, squares * sums["fresh"])
         if norms:
             numbers["grad_norm"] = float(np.mean(norms))
             factor = self._learner.config.factor(self._step, steps=self._ctx.flow.steps)
@@ -252,6 +256,34 @@ def _learner_config(flow: Mapping[str, Any], config: TextFsdpConfig, sampling: M
         schedule=optimizer["schedule"], warmup_steps=optimizer["warmup_steps"], token_budget=config.token_budget,
         precision=config.precision, least=int(sampling["least"]),
     )  # fmt: skip
+
+
+def _own_loss(kind: str) -> OwnLoss | None:
+    """Of module:function; None: one of ours."""
+    if ":" not in kind:
+        return None
+    module_name, _, attribute = kind.partition(":")
+    remedy = "put it into this pool's image, or its folder on PYTHONPATH"
+    module = loading.module(module_name, what=f"loss {kind!r}", next=remedy)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise loading.LoadFailed(
+            f"loss {kind!r} is not there", got=f"{module_name} has no function {attribute!r}",
+            next="correct spec.flow.config.loss.kind",
+        )  # fmt: skip
+
+    def called(batch: TokenBatch) -> Tensor:
+        try:
+            found: Tensor = function(batch)
+        except (RLinfError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise UserError(
+                f"loss {kind!r} raises", got=loading.told(error), wanted="a term for each token", next=loading.CORRECT
+            ) from error
+        return found
+
+    return called
 
 
 def _seen(item: Item) -> dict[str, Any]:

@@ -25,12 +25,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from rlinf_worker.algorithms.losses.tokens import TokenBatch, TokenLossConfig, token_loss
+from rlinf_worker.algorithms.losses.tokens import OwnLoss, TokenBatch, TokenLossConfig, token_loss
 from rlinf_worker.roles.actor.scoring import Scorer
 
 Float64 = NDArray[np.float64]
+MOST_APART: Final = 40.0
+"""Nats by which an actor finds a token likelier, at most, in numbers for people: its exponential and the square of it
+are numbers yet."""
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-SUMS: Final = ("loss", "weight", "entropy", "kl", "clipped", "capped", "tokens", "fresh", "engine_kl")
+SUMS: Final = (
+    "loss", "weight", "entropy", "kl", "clipped", "capped", "tokens", "fresh", "engine_kl", "likelihood",
+    "likelihood_squares",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +104,15 @@ class AddedUp:
 
 class TextLearner:
     def __init__(
-        self, model: Any, scorer: Scorer, config: TextLearnerConfig, *, mesh: DeviceMesh | None = None
+        self,
+        model: Any,
+        scorer: Scorer,
+        config: TextLearnerConfig,
+        *,
+        mesh: DeviceMesh | None = None,
+        own_loss: OwnLoss | None = None,
     ) -> None:
-        self.model, self.config, self._mesh, self._scorer = model, config, mesh, scorer
+        self.model, self.config, self._mesh, self._scorer, self._own_loss = model, config, mesh, scorer, own_loss
         if mesh is not None:
             for layer in model.base_model.layers:
                 fully_shard(layer, mesh=mesh)
@@ -221,18 +233,19 @@ class TextLearner:
                 advantage_T=torch.from_numpy(advantage).to(dtype), sequence_T=torch.from_numpy(sequence).long(),
                 count=len(real),
             ),
-            self.config.loss,
+            self.config.loss, self._own_loss,
         )  # fmt: skip
         out.loss_sum.backward()  # type: ignore[no-untyped-call]
         fresh = np.concatenate([
             np.ones(s.length, np.bool_) if s.group.fresh is None else s.group.fresh[part]
             for s, part in zip(real, parts, strict=True)
         ])  # fmt: skip
-        apart_T = (now_T - engine_T)[torch.from_numpy(fresh)]
+        apart_T = (now_T - engine_T)[torch.from_numpy(fresh)].clamp(max=MOST_APART)
         found: dict[str, Any] = {
             "loss": out.loss_sum.detach(), "weight": out.weight_sum, "entropy": out.entropy_sum, "kl": out.kl_sum,
             "clipped": out.clipped_sum, "capped": out.capped_sum, "tokens": count,
             "fresh": len(apart_T), "engine_kl": (apart_T.exp() - 1.0 - apart_T).sum(),
+            "likelihood": apart_T.exp().sum(), "likelihood_squares": (2.0 * apart_T).exp().sum(),
         }  # fmt: skip
         totals = self.totals
         for name, value in found.items():

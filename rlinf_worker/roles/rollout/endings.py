@@ -1,6 +1,6 @@
 """Where the text of a sample ends by a stop string: found token by token, by whichever engine makes them.
 
-    ending = Ending(tokenizer, ("</answer>",), least=2)
+    ending = StopSearch(tokenizer, ("</answer>",), least=2)
     any(ending.add(token) for token in ids)      the token that completes a stop string is the sample's last one
     text_before(tokenizer, ("</answer>",), ids, least=2)      what the rewards are given
 
@@ -22,7 +22,7 @@ NO_PREFIX: Final = "Invalid prefix encountered"
 """The library's words where a token changes text that was given out: of bytes that are no characters."""
 
 
-class Ending:
+class StopSearch:
     """Of one sample. Text is decoded once, as tokens come; kept is what may be the begin of a stop string."""
 
     def __init__(self, tokenizer: Any, strings: Sequence[str], *, least: int, keeps_text: bool = False) -> None:
@@ -63,12 +63,12 @@ class Ending:
 
 def text_before(tokenizer: Any, strings: Sequence[str], ids: Sequence[int], *, least: int) -> str | None:
     """The text up to the stop string that has ended it. None: none has."""
-    ending = Ending(tokenizer, strings, least=least, keeps_text=True)
+    ending = StopSearch(tokenizer, strings, least=least, keeps_text=True)
     return ending.text if any(ending.add(token) for token in ids) else None
 
 
 def library_of(tokenizer: Any, strings: Sequence[str], *, path: str) -> Any:
-    """What `Ending` decodes with, of a tokenizer of transformers. UserError where it cannot, or never says a string."""
+    """What `StopSearch` decodes with. UserError where this tokenizer of transformers has none, or never says a string."""
     found = getattr(tokenizer, "backend_tokenizer", None)
     if found is None:
         raise UserError(

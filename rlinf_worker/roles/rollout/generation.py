@@ -29,7 +29,7 @@ from rlinf_api.errors import InvariantBroken
 from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.roles.rollout.endings import Ending
+from rlinf_worker.roles.rollout.endings import StopSearch
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
 BLOCK: Final = 64
@@ -292,7 +292,7 @@ class _Batch:
         self.temperature: NDArray[np.float64] = np.zeros(0)
         self.top_k: Int = np.zeros(0, np.int64)
         self.top_p: NDArray[np.float64] = np.zeros(0)
-        self.endings: list[Ending | None] = []
+        self.endings: list[StopSearch | None] = []
         self.alive: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.ids: Int = np.zeros((0, BLOCK), np.int64)
         self.logprobs: NDArray[np.float64] = np.zeros((0, BLOCK))
@@ -327,12 +327,12 @@ class _Batch:
             found[row] = token in self.sampling(row).stops or (ending is not None and ending.add(token))
         return found
 
-    def _ending(self, request: _Request, sample: int) -> Ending | None:
+    def _ending(self, request: _Request, sample: int) -> StopSearch | None:
         """That has seen what there is of it."""
         sampling = request.sampling
         if not sampling.stop_strings:
             return None
-        ending = Ending(self._tokenizer, sampling.stop_strings, least=sampling.least)
+        ending = StopSearch(self._tokenizer, sampling.stop_strings, least=sampling.least)
         for token in request.made.ids[sample]:
             ending.add(token)
         return ending

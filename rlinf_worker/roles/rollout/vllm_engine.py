@@ -29,7 +29,7 @@ from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.roles.rollout.endings import Ending
+from rlinf_worker.roles.rollout.endings import StopSearch
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
 ENVIRONMENT: Final = {
@@ -81,7 +81,7 @@ class _Sample:
     group: _Group
     number: int
     internal: str  # vLLM's own name of it
-    ending: Ending | None
+    ending: StopSearch | None
 
 
 class VllmEngine:
@@ -156,10 +156,10 @@ class VllmEngine:
             self._answer(group)
         return group.answer
 
-    def _ending(self, sampling: Sampling, had: Sequence[int]) -> Ending | None:
+    def _ending(self, sampling: Sampling, had: Sequence[int]) -> StopSearch | None:
         if not sampling.stop_strings:
             return None
-        ending = Ending(self._tokenizer, sampling.stop_strings, least=sampling.least)
+        ending = StopSearch(self._tokenizer, sampling.stop_strings, least=sampling.least)
         for token in had:
             ending.add(token)
         return ending

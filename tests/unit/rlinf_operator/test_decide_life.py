@@ -325,7 +325,10 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
     assert world.step().status != before, "that all are ready is told at once"
 
 
-@pytest.mark.parametrize("reason", [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.STALLED])
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.STALLED],
+)
 def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     """Five hundred jobs on a volume that hangs would be five hundred writes a second."""
     world = ppo_job().world().started()
@@ -341,6 +344,17 @@ def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     world.progress_due = False
     world.report(state=DriverState.RECOVERING, plan_revision=1, message="worker env/0 is started again").step()
     assert world.condition("Running") == ("False", Reason.RECOVERING), "another reason is told at once"
+
+
+def test_a_job_whose_engine_and_actor_disagree_is_degraded_and_runs_and_is_well_again():
+    world = ppo_job().world().started()
+    words = "engine and actor disagree on tokens of one policy: engine_kl is 0.4 in step 4, above 0.01"
+    world.report(plan_revision=1, step=4, reason=Reason.LOGPROB_MISMATCH, message=words).step()
+    assert world.condition("Degraded") == ("True", Reason.LOGPROB_MISMATCH)
+    assert world.condition("Running") == ("True", Reason.STEPPING)
+    assert world.message("Degraded") == words
+    world.report(plan_revision=1, step=5, reason=Reason.STEPPING).step()
+    assert world.condition("Degraded") == ("False", Reason.HEALTHY)
 
 
 def test_a_job_that_stands_still_is_degraded_and_runs():

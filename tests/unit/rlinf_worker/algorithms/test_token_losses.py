@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_api.errors import UserError
 from rlinf_worker.algorithms.losses.tokens import TokenBatch, TokenLossConfig, token_loss
 from rlinf_worker.flows.grpo import PRESETS
 
@@ -114,6 +115,41 @@ def test_each_setting_changes_the_loss(name):
     plain, other = token_loss(batch, PLAIN), token_loss(batch, CONFIGS[name])
     mean = plain.loss_sum.item() / plain.weight_sum.item()
     assert other.loss_sum.item() / other.weight_sum.item() != pytest.approx(mean)
+
+
+def clipped(batch):
+    """grpo's terms, as a user would write them."""
+    ratio = (batch.logprob_T - batch.old_T).exp()
+    return -torch.minimum(ratio * batch.advantage_T, ratio.clamp(0.8, 1.2) * batch.advantage_T)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dapo", "entropy", "cap"])
+def test_a_loss_of_ones_own_takes_the_place_of_ratio_and_clip_alone(name):
+    """Weights, entropy and how terms are added up are ours: with our terms it is our loss."""
+    config = replace(CONFIGS[name], clip_low=0.2, clip_high=0.2)
+    (ours, batch), (theirs, other) = batch_of(columns(seed=1)), batch_of(columns(seed=1))
+    wanted, found = token_loss(batch, config), token_loss(other, replace(config, clip_low=None, clip_high=9.0), clipped)
+    for out in (wanted, found):
+        out.loss_sum.backward()
+    assert torch.equal(ours.grad, theirs.grad)
+    assert (float(found.weight_sum), float(found.kl_sum)) == (float(wanted.weight_sum), float(wanted.kl_sum))
+    assert float(wanted.clipped_sum) > 0
+    assert float(found.clipped_sum) == 0, "what it clips is its own affair"
+
+
+@pytest.mark.parametrize(
+    ("own", "got"),
+    [
+        (lambda batch: (batch.logprob_T * batch.advantage_T).sum(), r"got a tensor of shape \[\], wanted .* \[10\]"),
+        (lambda batch: batch.logprob_T[:3], r"got a tensor of shape \[3\]"),
+        (lambda batch: batch.old_T, r"got a tensor of shape \[10\] without a gradient"),
+        (lambda batch: 1.0, "got float"),
+        (lambda batch: None, "got NoneType"),
+    ],
+)
+def test_what_is_no_term_for_each_token_is_told(own, got):
+    with pytest.raises(UserError, match=f"loss.kind does not return a term for each token: {got}"):
+        token_loss(batch_of(columns())[1], PLAIN, own)
 
 
 def test_numbers_by_hand():

@@ -9,12 +9,13 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import InvariantBroken
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.commits import CHECKPOINT_RETRY_S
-from rlinf_worker.driver.job import Dirty, Outlook
+from rlinf_worker.driver.job import Dirty, MetricBound, Outlook
 from rlinf_worker.driver.sessions import Refuse, Sessions
 from rlinf_worker.uplink.outbox import Outbox
 from tests.builders_driver import JOB_UID, Clock, make_job
@@ -215,6 +216,30 @@ async def test_turns_without_items_are_the_reason_of_a_running_job():
     world.driver.on_agent_message(key, agents_pb2.AgentMessage(notice=word))
     world.driver.notices.look(world.clock.now)
     assert (world.driver.job.standing.reason, world.driver.job.standing.message) == ("Stepping", "")
+
+
+async def test_a_number_of_steps_that_is_above_its_bound_is_the_reason_of_a_running_job():
+    world = World(make_job(envs=1, slices=2, steps=9))
+    driver = world.driver
+    await world.run_until(lambda: bool(driver.job.ledger.open_steps))
+    driver.job.watches["far"] = MetricBound(at_most=0.01, reason=Reason.LOGPROB_MISMATCH, words="they disagree")
+
+    def said(**numbers):
+        driver.commits.metrics.update(numbers)
+        driver.notices.look(world.clock.now)
+        return driver.job.standing.reason, driver.job.standing.message
+
+    well = ("Stepping", "")
+    step = driver.job.ledger.committed
+    assert said(near=3.0) == well, "nobody has said it yet"
+    assert said(far=0.01) == well
+    assert said(far=0.25) == ("LogprobMismatch", f"they disagree: far is 0.25 in step {step}, above 0.01")
+    assert said(far=float("nan"))[0] == "LogprobMismatch"
+    assert said(far=0.001) == well
+    kept = pb.WorkerMessage(kept=pb.Kept(words="worker env/0 keeps 3 MiB"))
+    driver.on_worker_message(WorkerId("env/0"), kept)
+    reason, words = said(far=0.25)
+    assert (reason, "they disagree" in words) == ("MemoryKept", True), "one reason, and all words"
 
 
 async def test_memory_that_a_role_keeps_beyond_its_plan_is_the_reason_of_a_running_job():

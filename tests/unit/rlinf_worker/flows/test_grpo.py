@@ -79,6 +79,17 @@ def test_what_is_written_stands_above_the_preset():
     assert loss["aggregation"] == "token-mean", "the rest is the preset's"
 
 
+def test_a_loss_of_ones_own_has_the_fields_around_it():
+    loss = check_config({"loss": {"kind": "my.losses:own", "aggregation": "token-mean", "scale": "none"}})["loss"]
+    assert (loss["kind"], loss["aggregation"], loss["scale"]) == ("my.losses:own", "token-mean", "none")
+    assert (loss["clip_low"], loss["clip_high"], loss["correction"]) == (None, None, "truncated")
+
+
+async def test_engine_and_actor_that_disagree_are_watched():
+    assert (await put(rows=10)).watches == {"engine_kl": (0.01, "LogprobMismatch")}
+    assert (await put(rows=10, engineKlBound=0.5)).watches["engine_kl"][0] == 0.5
+
+
 def test_no_loss_at_all_is_grpo():
     assert check_config({})["loss"] == check_config({"loss": {"kind": "grpo"}})["loss"]
 
@@ -88,6 +99,17 @@ def test_no_loss_at_all_is_grpo():
     [
         ({"samplesPerPrompt": 1}, "spec.flow.config.samplesPerPrompt: got 1, wanted at least 2"),
         ({"loss": {"kind": "dapoo"}}, "spec.flow.config.loss.kind: got 'dapoo', .*did you mean 'dapo'"),
+        (
+            {"loss": {"kind": "sgd"}},
+            "loss.kind: got 'sgd', wanted one of grpo, .* or module:function; write one of them",
+        ),
+        ({"loss": {"kind": "my.losses:one:two"}}, "loss.kind: got 'my.losses:one:two'"),
+        (
+            {"loss": {"kind": "losses:own", "clipHigh": 0.2}},
+            "ratio, clipLow and clipHigh are of our losses, and kind 'losses:own' is your own; leave them out",
+        ),
+        ({"loss": {"kind": "losses:own", "ratio": "sequence"}}, "ratio, clipLow and clipHigh are of our losses"),
+        ({"engineKlBound": 0}, "spec.flow.config.engineKlBound: got 0: Input should be greater than 0"),
         ({"loss": {"clip": 1}}, "spec.flow.config.loss.clip: is not a field"),
         ({"promptsPerStep": 2, "updatesPerStep": 3}, "updatesPerStep 3 is above promptsPerStep 2"),
         ({"loss": {"klCoefficient": 0.1}}, "spec.flow.config.loss.klCoefficient: is not a field"),

@@ -221,6 +221,24 @@ async def test_what_a_step_says(folder):
     assert numbers["entropy"] == pytest.approx(np.log(64), rel=0.05), "of a model that knows nothing"
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.7, 500.0])
+async def test_an_engine_that_says_something_else_is_a_number(folder, apart):
+    """Of half of the tokens the actor thinks `apart` nats more."""
+    trainer, items = await trainer_of(folder), [item(0), item(1)]
+    groups = [trainer._answers(each) for each in items]
+    trainer._learner.score(groups)
+    for each, group in zip(items, groups, strict=True):
+        each.payload["logprobs"] = group.old.numpy().astype(np.float32)
+        each.payload["logprobs"][::2] -= apart
+    own = np.concatenate([np.where(np.arange(len(group.tokens)) % 2, 0.0, apart) for group in groups])
+    numbers = await trainer.train(step_of(items))
+    seen = np.minimum(own, 40.0)
+    assert numbers["engine_kl"] == pytest.approx(np.mean(np.exp(seen) - 1 - seen), rel=1e-3, abs=1e-6)
+    weights = np.exp(seen)
+    fraction = weights.sum() ** 2 / (len(own) * (weights**2).sum())
+    assert numbers["engine_sample_fraction"] == pytest.approx(fraction, rel=1e-3)
+
+
 async def test_a_step_of_which_all_groups_were_dropped_changes_nothing(folder):
     trainer = await trainer_of(folder)
     before = weights(trainer)
@@ -261,7 +279,33 @@ async def test_a_state_is_read_back_bit_for_bit(folder, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", grpo.PRESETS)
+OWN = "tests.fakes.reasoning:"
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("tests.fakes.nowhere:loss", r"loss 'tests.fakes.nowhere:loss' cannot be imported: got ModuleNotFoundError"),
+        (
+            f"{OWN}no_loss",
+            "loss 'tests.fakes.reasoning:no_loss' is not there: got tests.fakes.reasoning has no function",
+        ),
+    ],
+)
+async def test_a_loss_that_is_not_there_is_told_as_the_role_loads(folder, kind, says):
+    with pytest.raises(UserError, match=says):
+        await trainer_of(folder, loss={"kind": kind})
+
+
+async def test_a_loss_that_raises_is_told_with_its_place(folder):
+    trainer = await trainer_of(folder, loss={"kind": f"{OWN}loss_that_raises"})
+    with pytest.raises(
+        UserError, match=r"loss .*loss_that_raises' raises: got KeyError: 'beta' \(.*reasoning\.py, line"
+    ):
+        await trainer.train(step_of([item(0)]))
+
+
+@pytest.mark.parametrize("kind", [*grpo.PRESETS, f"{OWN}reinforce"])
 async def test_every_loss_raises_what_is_rewarded(folder, kind):
     """Of one prompt, some first tokens are worth 1: after some steps they are likelier."""
     trainer = await trainer_of(folder, steps=8, loss={"kind": kind})

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.grpo import addition
 from rlinf_api.errors import UserError
-from rlinf_worker.roles.rollout.endings import Ending, library_of, text_before
+from rlinf_worker.roles.rollout.endings import StopSearch, library_of, text_before
 
 PLAIN = addition.tokenizer()
 
@@ -23,7 +23,7 @@ def of_bytes(*merges):
 
 def ended(tokenizer, strings, ids, *, least=0):
     """(how many tokens, the text before)."""
-    ending = Ending(tokenizer, strings, least=least)
+    ending = StopSearch(tokenizer, strings, least=least)
     count = next((n for n, token in enumerate(ids, 1) if ending.add(token)), None)
     return count, text_before(tokenizer, strings, ids, least=least)
 
@@ -72,7 +72,7 @@ def test_special_tokens_are_no_text():
 
 
 def test_what_is_kept_of_a_long_text_is_shorter_than_a_string():
-    ending = Ending(PLAIN.backend_tokenizer, ("abc",), least=0)
+    ending = StopSearch(PLAIN.backend_tokenizer, ("abc",), least=0)
     for token in PLAIN("1" * 500)["input_ids"]:
         ending.add(token)
     assert len(ending.text) == 2

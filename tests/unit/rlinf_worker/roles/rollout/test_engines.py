@@ -18,7 +18,7 @@ from rlinf_worker import memory
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.rollout import generation, vllm_role
-from rlinf_worker.roles.rollout.endings import Ending
+from rlinf_worker.roles.rollout.endings import StopSearch
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 from rlinf_worker.roles.rollout.generation import Generator
 from rlinf_worker.roles.rollout.schema import VllmConfig
@@ -274,7 +274,7 @@ def test_a_stop_string_counts_behind_the_least_length_alone_and_in_the_last_toke
         engine.step()
     whole = alone.result().ids[0]
     for name, one in answers.items():
-        ending = Ending(letters(), one.stop_strings, least=one.least)
+        ending = StopSearch(letters(), one.stop_strings, least=one.least)
         ends = [n for n, token in enumerate(whole[: one.most], 1) if ending.add(token)]
         made = found[name].result()
         assert made.ids[0] == whole[: min(ends, default=one.most)], name
