@@ -29,6 +29,9 @@ class TextFsdpConfig(Model):
     parameters. A sample that is longer is alone in its pass."""
     weights_delta: StrictBool = False
     """Whether an edition of the weights carries only blocks that changed. False: AdamW changes every block."""
+    tensorboard: Annotated[str, Field(max_length=1024)] = ""
+    """A folder for TensorBoard that the actor's pods mount, with numbers of each step; in a run of `rljob run` one that
+    is no absolute path lies in the work dir. At most 128 MiB. Empty: none, as metrics.jsonl has the same numbers."""
     memory: MemoryConfig | None = None
     """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
     are too few, placement Auto has them take turns."""

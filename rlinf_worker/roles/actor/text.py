@@ -9,6 +9,7 @@ the last one is here, most of the gradient is done. Else the step's groups are w
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rlinf_api import names
 from rlinf_api.errors import RLinfError, UserError
 from rlinf_worker.algorithms import groups as advantages
 from rlinf_worker.algorithms.groups import AdvantageConfig
@@ -30,6 +32,7 @@ from rlinf_worker.channels.protocol import Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoint
 from rlinf_worker.roles import loading, mesh, models
 from rlinf_worker.roles.actor import scoring
+from rlinf_worker.roles.actor.event_file import EventFile
 from rlinf_worker.roles.actor.schema import TextFsdpConfig
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
 from rlinf_worker.roles.protocol import Offloads, RoleContext, Trainer, TrainerStep
@@ -78,6 +81,7 @@ class TextTrainer(Trainer, Offloads):
         scorer = scoring.Scorer(model, temperature=float(sampling["temperature"]), stops=sampling["stops"])
         own = _own_loss(flow["loss"]["kind"])
         self._learner = TextLearner(model, scorer, _learner_config(flow, config, sampling), mesh=group, own_loss=own)
+        self._events = _event_file(config.tensorboard) if ctx.rank == 0 and config.tensorboard else None
         self._moved.host = HostCopy(self._learner.moved)
         self._model_config, self._generation_config = model.config, model.generation_config
         self._step = self._skipped = 0
@@ -119,6 +123,8 @@ class TextTrainer(Trainer, Offloads):
                 done = self._updated([self._answers(item) for item in items], step.number)
         self._at, self._added, self._step = (-1, -1), set(), step.number
         numbers = self._numbers(done, items) | evaluated
+        if self._events is not None:
+            self._events.write(step.number, numbers)
         # Each rank says the same of the whole step, and the driver adds up what is called a count.
         numbers = {name: n / self._learner.world if name.endswith("_count") else n for name, n in numbers.items()}
         for _, norm in done:
@@ -256,6 +262,17 @@ def _learner_config(flow: Mapping[str, Any], config: TextFsdpConfig, sampling: M
         schedule=optimizer["schedule"], warmup_steps=optimizer["warmup_steps"], token_budget=config.token_budget,
         precision=config.precision, least=int(sampling["least"]),
     )  # fmt: skip
+
+
+def _event_file(folder: str) -> EventFile:
+    work_dir = os.environ.get(names.ENV_OUTPUT_DIR, "")
+    if not Path(folder).is_absolute() and not work_dir:
+        raise UserError(
+            "spec.roles[actor].config.tensorboard is no folder of this pod", got=folder,
+            wanted="an absolute path, as there is no work dir on a cluster",
+            next="write one on a volume that the pool mounts",
+        )  # fmt: skip
+    return EventFile(Path(work_dir, folder))
 
 
 def _own_loss(kind: str) -> OwnLoss | None:

@@ -68,7 +68,7 @@ def text_before(tokenizer: Any, strings: Sequence[str], ids: Sequence[int], *, l
 
 
 def library_of(tokenizer: Any, strings: Sequence[str], *, path: str) -> Any:
-    """What `StopSearch` decodes with. UserError where this tokenizer of transformers has none, or never says a string."""
+    """What `StopSearch` decodes with. UserError where this tokenizer has none, or never says one of the strings."""
     found = getattr(tokenizer, "backend_tokenizer", None)
     if found is None:
         raise UserError(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion, Round
@@ -237,6 +238,23 @@ async def test_an_engine_that_says_something_else_is_a_number(folder, apart):
     weights = np.exp(seen)
     fraction = weights.sum() ** 2 / (len(own) * (weights**2).sum())
     assert numbers["engine_sample_fraction"] == pytest.approx(fraction, rel=1e-3)
+
+
+async def test_a_step_is_told_to_tensorboard_by_the_first_rank_where_a_folder_is_named(folder, tmp_path, monkeypatch):
+    trainer = await trainer_of(folder, config={"tensorboard": str(tmp_path / "tb")})
+    numbers = await trainer.train(step_of([item(0), item(1)]))
+    [file] = (tmp_path / "tb").iterdir()
+    told = file.read_bytes()
+    assert "tfevents" in file.name, "by which TensorBoard finds it"
+    assert all(name.encode() in told for name in numbers)
+    monkeypatch.setenv(names.ENV_OUTPUT_DIR, str(tmp_path / "work"))
+    await (await trainer_of(folder, config={"tensorboard": "tb"})).train(step_of([item(0)]))
+    assert len(list((tmp_path / "work" / "tb").iterdir())) == 1
+    await (await trainer_of(folder)).train(step_of([item(0)]))
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["tb"], "who names no folder gets none"
+    monkeypatch.delenv(names.ENV_OUTPUT_DIR)
+    with pytest.raises(UserError, match=r"tensorboard is no folder of this pod: got tb, wanted an absolute path"):
+        await trainer_of(folder, config={"tensorboard": "tb"})
 
 
 async def test_a_step_of_which_all_groups_were_dropped_changes_nothing(folder):
