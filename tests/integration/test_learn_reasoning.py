@@ -107,6 +107,22 @@ def test_a_step_of_a_row_is_run_as_a_job(tmp_path, name):
     assert found["ok"] is False
 
 
+@pytest.mark.slow("starts a rollout three times, with torch and transformers each time")
+@pytest.mark.timeout(600)
+def test_a_row_whose_rollout_is_killed_every_few_steps_goes_on(tmp_path):
+    from examples.grpo import addition
+
+    (tmp_path / "addition").mkdir()
+    addition.make(tmp_path / "addition", steps=1)
+    [row] = [row for row in rows() if row.name == "killed"]
+    assert row.kills_every == 10
+    found = one(dataclasses.replace(row, steps=12, kills_every=4, has_script=False), build=tmp_path)
+    assert len(found["curve"]) == 12
+    [events] = (tmp_path / "runs").glob("killed-12-*/events.jsonl")
+    exits = [line for line in map(json.loads, events.read_text().splitlines()) if line["event"] == "worker-exited"]
+    assert len([line for line in exits if "rollout/0" in line["message"]]) >= 2
+
+
 def test_every_row_is_a_job_that_can_be_run(tmp_path):
     names = [row.name for row in rows()]
     assert len(set(names)) == len(names)

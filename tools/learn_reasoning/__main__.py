@@ -23,6 +23,7 @@ import torch
 import yaml
 
 from tools.learn_reasoning import plain, report
+from tools.learn_reasoning.kills import kill_every
 from tools.learn_reasoning.rows import NEAR, REWARDS, SIZES, Row, make_task, manifest, rows
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -108,9 +109,25 @@ def job(row: Row, *, folder: Path, work_dir: Path) -> list[float]:
     file = work_dir.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(manifest(row, folder)))
     command = [sys.executable, "-m", "rljob", "run", str(file), "--work-dir", str(work_dir), "--output", "json"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False)
-    if ran.returncode:
-        raise RuntimeError(f"row {row.name} ended with {ran.returncode}: {ran.stderr[-2000:]}")
+    killed = 0
+    with work_dir.with_suffix(".err").open("w+") as said, subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, text=True
+    ) as child:  # fmt: skip
+        try:
+            if row.kills_every:
+                metrics = work_dir / "metrics.jsonl"
+                killed = kill_every(row.kills_every, child=child, metrics=metrics, timeout_s=JOB_TIMEOUT_S)
+            child.wait(JOB_TIMEOUT_S)
+        except BaseException:
+            child.terminate()  # rljob ends its pods; a kill would leave them running
+            raise
+        if child.returncode:
+            said.seek(0)
+            raise RuntimeError(f"row {row.name} ended with {child.returncode}: {said.read()[-2000:]}")
+    if row.kills_every and killed < (wanted := row.steps // row.kills_every - 1):
+        raise RuntimeError(
+            f"row {row.name} lost {killed} rollouts, wanted {wanted} at least: it shows nothing; run it again"
+        )
     lines = [json.loads(line) for line in (work_dir / "metrics.jsonl").read_text().splitlines()]
     steps = {line["step"]: line[row.metric] for line in lines}
     return [steps[number] for number in range(1, row.steps + 1)]

@@ -35,6 +35,8 @@ class Row:
     reward: Mapping[str, Any] = field(default_factory=dict)
     """Config of role reward."""
     metric: str = "reward_mean"
+    kills_every: int = 0
+    """Steps after which its rollout is killed, again and again; 0: never."""
     falls: bool = False
     """Nothing is to be learnt: the last steps are no better than the first one."""
 
@@ -60,6 +62,7 @@ def rows() -> Iterator[Row]:
     }
     for staleness in (0, 1, 2, 4):
         yield Row(**late, name=f"stale-{staleness}", staleness=staleness)
+    yield Row(**_addition, **plain, name="killed", seed=1, bar=0.9, kills_every=10)
     yield Row(
         **_addition, task="addition", name="shuffled", seed=1, has_script=False, falls=True,
         metric="reward_right_mean", reward={"function": f"{OWN}:shuffled", "weights": {"right": 0.0}},
