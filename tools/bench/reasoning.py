@@ -37,11 +37,13 @@ TINY: Final[Mapping[str, Any]] = {
     "flow.config.promptsPerStep": 8, "flow.config.samplesPerPrompt": 4, "roles.0.config.maxResponseTokens": 8,
     "roles.0.config.minResponseTokens": 8,
 }  # fmt: skip
+BOTH_CORES: Final[Mapping[str, Any]] = {"roles.0.workers": 2, "roles.2.workers": 2, "pools.0.slots.perPod": 5}
+"""All samples of a step end at once, so rollouts and actor work one after the other: each of them on two cores."""
 TURNS: Final[Mapping[str, Any]] = {"placement.mode": "Collocated", "pools.0.slots.perPod": 1}
 
 
 def step(engine: str, steps: int) -> float:
-    with jobs.ran(jobs.row_of(f"sevens-{engine}", steps=steps), jobs.task("sevens")) as run:
+    with jobs.ran(jobs.row_of(f"sevens-{engine}", steps=steps), jobs.task("sevens"), change=BOTH_CORES) as run:
         return jobs.step_s(run.metrics)
 
 

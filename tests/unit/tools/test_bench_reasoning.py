@@ -63,7 +63,7 @@ def test_what_is_below_a_process_is_seen():
     assert seen.samples == [], "nothing was there for half a second"
 
 
-@pytest.mark.parametrize("change", [{}, reasoning.FEW, reasoning.TINY, reasoning.TURNS])
+@pytest.mark.parametrize("change", [{}, reasoning.FEW, reasoning.TINY, reasoning.TURNS, reasoning.BOTH_CORES])
 def test_each_row_measures_a_job_that_can_be(tmp_path, change):
     job = manifest(jobs.row_of("sevens-vllm", steps=5), tmp_path)
     jobs.changed(job, change)
