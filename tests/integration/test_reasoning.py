@@ -189,6 +189,28 @@ def test_steps_that_overlap_learn_within_the_bound_and_say_how_old_their_tokens_
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
 
 
+@pytest.mark.slow("loads torch and transformers in three workers, one after the other on two cores")
+@pytest.mark.timeout(200)
+def test_an_engine_that_rounds_more_than_the_bound_allows_degrades_the_job_and_its_steps_go_on(folder):
+    job = reasoning.manifest(folder, steps=500, engineKlBound=1e-9, loss={"kind": "tests.fakes.reasoning:reinforce"})
+    sets = ("spec.roles[rollout].config.dtype=bfloat16", "spec.roles[actor].config.tensorboard=tb")
+    with Run(folder, *sets, file=job, small=False, name="apart") as run:
+        told = run.work_dir / "objects" / "rljob-default-sevens.yaml"
+
+        def degraded():
+            found = yaml.safe_load(told.read_text()) if told.exists() else None
+            every = (found or {}).get("status", {}).get("conditions", [])
+            return [each for each in every if each["type"] == "Degraded" and each["reason"] == "LogprobMismatch"]
+
+        [said] = run.until(degraded, what="that engine and actor disagree", timeout_s=150)
+        done = len(run.lines("metrics"))
+        run.until_step(done + 2)
+        assert max(line["engine_kl"] for line in run.lines("metrics")) > 1e-9
+        assert [path.name for path in (run.work_dir / "tb").iterdir()] == ["events.out.tfevents.0.actor"]
+    assert said["status"] == "True"
+    assert "engine and actor disagree on tokens of one policy: engine_kl is " in said["message"]
+
+
 @pytest.mark.slow("imports and starts vLLM twice, 14 s each")
 @pytest.mark.timeout(500)
 def test_vllm_generates_and_a_dead_engines_groups_are_made_again(tmp_path):
