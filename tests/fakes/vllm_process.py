@@ -53,6 +53,11 @@ class VllmProcess:
             raise RuntimeError(value)
         return value
 
+    def engine_as_read(self, *, seed, version):
+        """With the weights that vLLM has read from the folder itself."""
+        self.call("empty", seed=seed, version=version)
+        return _Engine(self)
+
     def engine(self, *, seed, version, weights):
         self.call("empty", seed=seed)
         engine = _Engine(self)
@@ -125,11 +130,11 @@ def _serve(pipe, folder, kv_bytes):
     )  # fmt: skip
     answers: dict[str, Future[Made]] = {}
 
-    def empty(*, seed):
+    def empty(*, seed, version=None):
         for name in list(answers):
             engine.abort(name)
             del answers[name]
-        engine.seed = seed
+        engine.seed, engine.version = seed, version
 
     def begin(name, **options):
         answers[name] = engine.begin(name, **options)
