@@ -51,6 +51,10 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED_YET = "NotSupportedYet"
     INFEASIBLE = "Infeasible"
+    RUNTIME_NOT_FOUND = "RuntimeNotFound"
+    RUNTIME_INVALID = "RuntimeInvalid"
+    RUNTIME_REFUSED = "RuntimeRefused"
+    RUNTIME_CHANGED = "RuntimeChanged"
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     DRAINING = "Draining"

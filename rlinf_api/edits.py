@@ -46,7 +46,7 @@ def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
     Values that equal their defaults are left out, so that a newer operator, which knows more fields, finds the same.
     """
     said = compact(spec)
-    found: dict[str, Any] = {key: said[key] for key in ("seed", "model", "data") if key in said}
+    found: dict[str, Any] = {key: said[key] for key in ("seed", "model", "data", "runtime") if key in said}
     found |= {f"flow.{key}": value for key, value in said["flow"].items() if key != "steps"}
     if uri := said.get("checkpoint", {}).get("uri"):
         found["checkpoint.uri"] = uri
@@ -140,6 +140,7 @@ RULES: Final[tuple[EditRule, ...]] = (
         "(self.spec.roles.size() == 0) == (oldSelf.spec.roles.size() == 0)",
         what="spec.roles[*]: whether they are written out",
     ),
+    _suspended("spec.runtime", _maybe("runtime")),
     _suspended("spec.flow.config", "self.spec.flow.config == oldSelf.spec.flow.config"),
     _suspended("spec.flow.maxStaleness", "self.spec.flow.maxStaleness == oldSelf.spec.flow.maxStaleness"),
     _suspended("spec.checkpoint.uri", "self.spec.checkpoint.uri == oldSelf.spec.checkpoint.uri"),
@@ -149,7 +150,7 @@ RULES: Final[tuple[EditRule, ...]] = (
     _suspended("spec.roles[*].slotsPerWorker", _each("roles", "o.slotsPerWorker == e.slotsPerWorker")),
     _suspended("spec.pools", _names("pools", "o.name == e.name"), what="spec.pools: which pools there are"),
     _suspended("spec.pools[*].roles", _each("pools", "o.roles == e.roles")),
-    _suspended("spec.pools[*].slots", _each("pools", "o.slots == e.slots")),
+    _suspended("spec.pools[*].slots", _each("pools", _maybe("slots", new="e", old="o"))),
     _suspended("spec.pools[*].image", _each("pools", "o.image == e.image")),
     _suspended("spec.template.spec", _maybe("template.spec")),
     _suspended("spec.driver.template.spec", _maybe("driver.template.spec")),
@@ -158,12 +159,17 @@ RULES: Final[tuple[EditRule, ...]] = (
 """In this order an edit of several is answered."""
 
 
+def is_free(status: Mapping[str, Any]) -> bool:
+    """FREE, but for spec.suspend."""
+    return not status.get("attempt") or status.get("state") in STARTS
+
+
 def refusal(before: Mapping[str, Any], after: Mapping[str, Any], *, status: Mapping[str, Any]) -> str:
     """The sentence of the first rule that an edit of a spec, as it is written, breaks; empty: it breaks none."""
     old, new = (RLJobSpec.model_validate(spec) for spec in (before, after))
     broken = {*_moved(old, new), *_written_out(before, after)}
-    is_free = old.suspend or new.suspend or not status.get("attempt") or status.get("state") in STARTS
-    return next((r.message for r in RULES if r.field in broken and not (r.free_while_suspended and is_free)), "")
+    freely = old.suspend or new.suspend or is_free(status)
+    return next((r.message for r in RULES if r.field in broken and not (r.free_while_suspended and freely)), "")
 
 
 def _written_out(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
@@ -173,6 +179,15 @@ def _written_out(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     old, new = ({p["name"]: set(p.get("roles") or ()) for p in spec.get("pools", ())} for spec in (before, after))
     if any(roles != new[name] for name, roles in old.items() if name in new):
         yield "spec.pools[*].roles"
+    slots = [{p["name"]: _slots(p) for p in spec.get("pools", ())} for spec in (before, after)]
+    if any(said != slots[1][name] for name, said in slots[0].items() if name in slots[1]):
+        yield "spec.pools[*].slots"
+
+
+def _slots(pool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """As the API server keeps them: what is not there, a runtime may say, so that it is not the same as a default."""
+    said = pool.get("slots")
+    return None if said is None else {"resource": "", "cpu": "", **said}
 
 
 def _moved(old: RLJobSpec, new: RLJobSpec) -> Iterator[str]:

@@ -29,7 +29,10 @@ from rlinf_api.conditions import Condition, Time
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 CONTROLLER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$"
+RUNTIME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
+UNSAID: Final[JsonDict] = {"default": None}
+"""Of a field whose default the API server does not write into a job: what is not there, the job's runtime may say."""
 
 
 def cel(rule: str, message: str) -> JsonDict:
@@ -147,14 +150,15 @@ class SlotsSpec(Model):
             ]
         }
     )
-    per_pod: Annotated[int, Field(ge=1, le=64)] = 1
-    """Slots of one pod. 1: the smallest pod that can be scheduled anywhere."""
+    per_pod: Annotated[int, Field(ge=1, le=64, json_schema_extra=UNSAID)] = 1
+    """Slots of one pod. Default what the runtime says, else 1: the smallest pod that can be scheduled anywhere."""
     resource: Annotated[str, Field(max_length=253)] = ""
     """Extended resource of an accelerator slot, e.g. nvidia.com/gpu. Empty: slots are shares of CPU."""
     cpu: Annotated[str, Field(max_length=24)] = ""
     """CPU of one slot in a pool without accelerators. Empty: 1 core where resource is empty too."""
-    memory: Quantity = "2Gi"
-    """Memory of one slot: of the accelerator where it cannot be asked, of the host otherwise."""
+    memory: Annotated[Quantity, Field(json_schema_extra=UNSAID)] = "2Gi"
+    """Memory of one slot: of the accelerator where it cannot be asked, of the host otherwise. Default what the runtime
+    says, else 2Gi."""
 
 
 class PoolSpec(Model):
@@ -163,7 +167,7 @@ class PoolSpec(Model):
     """Roles that may run here; the pool's certificate may register only these. Empty: all, in a job of one pool."""
     pods: IntOrRange = 1
     """How many pods, or {min, max}: the plan chooses within. Default one."""
-    slots: SlotsSpec = SlotsSpec()
+    slots: Annotated[SlotsSpec, Field(json_schema_extra=UNSAID)] = SlotsSpec()
     image: Annotated[str, Field(max_length=1024)] = ""
     """Image of the pool's pods. Empty: that of container agent in the templates, else the operator's default."""
     template: Template = {}
@@ -361,6 +365,9 @@ class RLJobSpec(Model):
             ]
         }
     )
+    runtime: Annotated[str, Field(min_length=1, max_length=253, pattern=RUNTIME_PATTERN)] | None = None
+    """Name of the RLRuntime whose templates, images, slots and queue hold where the job says nothing else. A job at
+    work keeps what it began with; one that is resumed takes what the RLRuntime says then."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     flow: FlowSpec
     model: ModelSpec | None = None
@@ -479,6 +486,14 @@ class SuspendedBy(StatusModel):
     message: str
 
 
+class RuntimeStatus(StatusModel):
+    """The RLRuntime that the job's pods are made with, as it was when they began."""
+
+    name: str
+    generation: int = 0
+    spec: Config = {}
+
+
 Conditions = Annotated[
     list[Condition],
     Field(json_schema_extra=by("type")),
@@ -515,6 +530,7 @@ class RLJobStatus(StatusModel):
     checkpoint: CheckpointStatus | None = None
     first_failure: FirstFailure | None = None
     suspended_by: SuspendedBy | None = None
+    runtime: RuntimeStatus | None = None
     conditions: Conditions = []
 
 

@@ -16,7 +16,6 @@ from rlinf_api.job import (
     RESOURCE_PATTERN,
     PlacementMode,
     PlacementSpec,
-    PoolSpec,
     Problem,
     Range,
     RLJobSpec,
@@ -72,15 +71,10 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
         yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
-        yield from _check_image(pool)
+        yield from check_image(f"spec.pools[{pool.name}]", pool.image, template=pool.template)
     for field, template in (("spec.template", spec.template), ("spec.driver.template", spec.driver.template)):
-        yield from check_template(field, template)
-        if _pod_spec(template).get("hostNetwork"):
-            message = "got true, which would take the driver out of the job's NetworkPolicy; write it into a pool's "
-            yield Problem(field=f"{field}.spec.hostNetwork", message=message + "template")
-    if container_in(spec.driver.template, names.CONTAINER_AGENT):
-        message = f"names container {names.CONTAINER_AGENT!r}, which a driver's pod has not; write "
-        yield Problem(field="spec.driver.template", message=message + names.CONTAINER_DRIVER)
+        yield from check_shared_template(field, template)
+    yield from check_driver_template(spec.driver.template)
     yield from check_uri("spec.checkpoint.uri", spec.checkpoint.uri)
     for role in spec.roles:
         yield from _check_range(f"spec.roles[{role.name}].workers", role.workers)
@@ -157,11 +151,26 @@ def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
             )
 
 
-def _check_image(pool: PoolSpec) -> Iterator[Problem]:
-    other = container_in(pool.template, names.CONTAINER_AGENT).get("image")
-    if pool.image and other and other != pool.image:
-        message = f"got {pool.image!r}, but container agent of the pool's template has {sentences.shown(other)}; "
-        yield Problem(field=f"spec.pools[{pool.name}].image", message=message + "remove one")
+def check_image(field: str, image: str, *, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    """`field`: of the pool."""
+    other = container_in(template, names.CONTAINER_AGENT).get("image")
+    if image and other and other != image:
+        message = f"got {image!r}, but container agent of the pool's template has {sentences.shown(other)}; "
+        yield Problem(field=f"{field}.image", message=message + "remove one")
+
+
+def check_shared_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    """Of one that holds for the driver, too."""
+    yield from check_template(field, template)
+    if _pod_spec(template).get("hostNetwork"):
+        message = "got true, which would take the driver out of the job's NetworkPolicy; write it into a pool's "
+        yield Problem(field=f"{field}.spec.hostNetwork", message=message + "template")
+
+
+def check_driver_template(template: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    if container_in(template, names.CONTAINER_AGENT):
+        message = f"names container {names.CONTAINER_AGENT!r}, which a driver's pod has not; write "
+        yield Problem(field="spec.driver.template", message=message + names.CONTAINER_DRIVER)
 
 
 def _pod_spec(template: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
@@ -204,17 +213,21 @@ def _check_range(field: str, value: int | Range) -> Iterator[Problem]:
         yield Problem(field=field, message=f"min {bounds.min} is above max {bounds.max}; swap them")
 
 
-def check_envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
-    """What stands around the spec. Not what an API server adds to the metadata, nor which characters a label may
-    have: it says that itself, and local mode has no use for it."""
-    for field, wanted in (("apiVersion", names.API_VERSION), ("kind", "RLJob")):
+def check_kind(manifest: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+    for field, wanted in (("apiVersion", names.API_VERSION), ("kind", kind)):
         if manifest.get(field) != wanted:
             yield Problem(
                 field=field, message=f"got {sentences.shown(manifest.get(field))}, wanted {wanted!r}; write that"
             )
     for key in sorted(str(k) for k in manifest if k not in _KNOWN):
         hint = sentences.did_you_mean(key, _KNOWN) or " remove it"
-        yield Problem(field=key or "''", message=f"is not a field of an RLJob;{hint}")
+        yield Problem(field=key or "''", message=f"is not a field of an {kind};{hint}")
+
+
+def check_envelope(manifest: Mapping[str, Any]) -> Iterator[Problem]:
+    """What stands around the spec. Not what an API server adds to the metadata, nor which characters a label may
+    have: it says that itself, and local mode has no use for it."""
+    yield from check_kind(manifest, "RLJob")
     metadata = manifest.get("metadata")
     if metadata is not None and not isinstance(metadata, Mapping):
         message = f"got {sentences.kind_of(metadata)}, wanted a mapping; write name: below it"

@@ -48,13 +48,33 @@ def _refused() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+RuntimeFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--runtime", metavar="FILE", help="RLRuntimes (YAML) that spec.runtime may name, repeatable"),
+]
+
+
 @app.command()
-def validate(file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")]) -> None:
+def validate(
+    file: Annotated[Path, typer.Argument(help="manifest (YAML); - reads standard input")],
+    runtime: RuntimeFiles = None,
+) -> None:
     """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
+    from rlinf_api import runtimes
     from rljob import manifest
 
     with _refused():
-        found = manifest.check(manifest.read(file))
+        given = manifest.given(file, beside=runtime or ())
+        wrong = [f"RLRuntime {n}: {p}" for n, one in given.runtimes.items() for p in runtimes.examine(one)[1]]
+    for sentence in wrong:
+        typer.echo(sentence, err=True)
+    if wrong:
+        raise typer.Exit(2)
+    if given.job is None:
+        typer.echo(f"{file}: RLRuntime {', '.join(given.runtimes)} is valid")
+        return
+    with _refused():
+        found = manifest.check(manifest.resolved(given.job, given.runtimes))
     for problem in found.problems:
         typer.echo(str(problem), err=True)
     if found.problems:
@@ -90,6 +110,7 @@ def run(
         Path | None,
         typer.Option(help="work dir of an earlier run of this job: the first plan goes by what was measured there"),
     ] = None,
+    runtime: RuntimeFiles = None,
 ) -> None:
     """Run a job on this machine: the manifest that a cluster runs, with processes for pods."""
     from rljob import run as command
@@ -103,6 +124,7 @@ def run(
         simulate_slots=simulate_slots,
         plan=plan,
         profile=profile,
+        runtimes=tuple(runtime or ()),
     )
     raise typer.Exit(command.run(options))
 

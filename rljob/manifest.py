@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlinf_api import sentences, supported
+from rlinf_api import runtimes, sentences, supported
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PoolSpec, Problem, RLJobSpec
 from rljob import documents
@@ -27,18 +27,84 @@ class Checked:
     problems: tuple[Problem, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What stands in a file, and in those beside it."""
+
+    file: Path
+    job: dict[str, Any] | None
+    runtimes: dict[str, dict[str, Any]]
+    """RLRuntimes by name."""
+
+    def the_job(self) -> dict[str, Any]:
+        if self.job is None:
+            raise _no_job(self.file, "RLRuntimes alone")
+        return self.job
+
+
 def read(file: Path) -> dict[str, Any]:
-    """The one RLJob of a file; other documents in it are refused."""
+    """The one RLJob of a file; RLRuntimes may stand beside it, other documents are refused."""
+    return given(file).the_job()
+
+
+def given(file: Path, *, beside: Iterable[Path] = ()) -> Given:
+    """`beside`: files of RLRuntimes alone. A file of nothing else has no job."""
     found = documents.of_file(file, what=f"manifest {file}")
-    if len(found) != 1 or not isinstance(found[0], dict):
-        got = "nothing" if not found else f"{len(found)} documents"
-        if len(found) == 1:
-            got = "a list" if isinstance(found[0], list) else sentences.shown(found[0])
+    is_one = [isinstance(document, dict) and document.get("kind") == runtimes.KIND for document in found]
+    jobs = [document for document, one in zip(found, is_one, strict=True) if not one]
+    if len(jobs) > 1 or not found or not all(isinstance(job, dict) for job in jobs):
+        got = "nothing" if not found else f"{len(jobs)} documents"
+        if len(jobs) == 1:
+            got = "a list" if isinstance(jobs[0], list) else sentences.shown(jobs[0])
+        raise _no_job(file, got)
+    listed = [(file, document) for document, one in zip(found, is_one, strict=True) if one]
+    for other in beside:
+        listed += [(other, document) for document in documents.of_file(other, what=f"runtime {other}")]
+    return Given(file=file, job=jobs[0] if jobs else None, runtimes=_by_name(listed))
+
+
+def _no_job(file: Path, got: str) -> InvalidManifest:
+    return InvalidManifest(
+        f"manifest {file} must hold one RLJob", got=got,
+        wanted="one mapping with apiVersion, kind, metadata, spec", next="see examples/cartpole/rljob.yaml",
+    )  # fmt: skip
+
+
+def _by_name(listed: Iterable[tuple[Path, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for file, document in listed:
+        kind = document.get("kind") if isinstance(document, dict) else sentences.kind_of(document)
+        meta = document.get("metadata") if isinstance(document, dict) else None
+        name = meta.get("name") if isinstance(meta, dict) else None
+        if kind != runtimes.KIND or not isinstance(name, str) or not name:
+            raise InvalidManifest(
+                f"{file} must hold {runtimes.KIND}s beside the job", got=f"kind {kind!r}, name {sentences.shown(name)}",
+                wanted=f"kind: {runtimes.KIND} and metadata.name", next="see docs/runtimes.md",
+            )  # fmt: skip
+        if name in found:
+            raise InvalidManifest(
+                f"{runtimes.KIND} {name!r} is given twice", got=str(file), next="leave one of them out"
+            )
+        found[name] = document
+    return found
+
+
+def resolved(job: dict[str, Any], known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The job as a cluster with these runtimes would run it. InvalidManifest where it names another one, or one that is
+    wrong."""
+    if not (name := runtimes.named_by(job)):
+        return job
+    if name not in known:
+        ask = f"kubectl get rlruntime {name} -o yaml"
         raise InvalidManifest(
-            f"manifest {file} must hold one RLJob", got=got,
-            wanted="one mapping with apiVersion, kind, metadata, spec", next="see examples/cartpole/rljob.yaml",
+            f"spec.runtime: names {runtimes.KIND} {name!r}, which no file here holds",
+            got=", ".join(sorted(known)) or "no runtime",
+            next=f"add it to the file as another document, or name its file: --runtime FILE ({ask})",
         )  # fmt: skip
-    return found[0]
+    spec, problems = runtimes.examine(known[name])
+    if spec is None or problems:
+        raise InvalidManifest("; ".join(f"{runtimes.KIND} {name}: {problem}" for problem in problems))
+    return runtimes.with_runtime(job, spec)
 
 
 def check(manifest: dict[str, Any], *, has_plan: bool = False) -> Checked:

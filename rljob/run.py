@@ -57,6 +57,8 @@ class Options:
     """The first plan, by hand."""
     profile: Path | None = None
     """What an earlier run measured: the first plan goes by it."""
+    runtimes: tuple[Path, ...] = ()
+    """Files of RLRuntimes, beside those of `file`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +144,14 @@ def _interrupted(job: Mapping[str, Any]) -> Ending:
 
 
 def _checked(options: Options) -> manifests.Checked:
-    raw = manifests.read(options.file)
+    given = manifests.given(options.file, beside=options.runtimes)
+    raw = given.the_job()
     if isinstance(raw.get("spec"), dict):
         raw["spec"] = flows.filled(raw["spec"])  # so that --set may name a role which the file does not
     manifests.override(raw, options.assignments)
     if options.seed is not None:
         manifests.override(raw, [f"spec.seed={options.seed}"])
+    raw = manifests.resolved(raw, given.runtimes)
     checked = manifests.check(raw, has_plan=options.plan is not None)
     if options.plan is None and checked.spec is not None and checked.spec.placement.mode is PlacementMode.PINNED:
         raise UserError(
@@ -400,6 +404,7 @@ def to_go_on(options: Options, spec: RLJobSpec, *, work_dir: Path) -> str:
     words += ["--simulate-slots"] if options.simulate_slots else []
     words += ["--plan", str(options.plan)] if options.plan is not None else []
     words += ["--profile", str(options.profile)] if options.profile is not None else []
+    words += [word for file in options.runtimes for word in ("--runtime", str(file))]
     command = shlex.join(words)
     return f"{command}, with the same manifest on its standard input" if str(options.file) == "-" else command
 

@@ -1,7 +1,8 @@
 """Writes what follows from the chart's values.yaml and the operator's settings; `--check` only compares.
 
 docs/install.md                     the table of values, between two marks: a line for every value of values.yaml
-helm/.../values.schema.json         operator.settings: a property for every field that may be set there
+helm/.../values.schema.json         operator.settings: a property for every field that may be set there; runtimes: what
+                                    an RLRuntime may say
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_api.runtimes import RLRuntimeSpec
 from rlinf_operator.process import BOUNDS, CHECKPOINT_URI, PULL_POLICIES, QUANTITIES, ProcessSettings
 from rlinf_operator.settings import OperatorSettings
+from tools import gen_crds
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "helm" / "rlinf-operator"
@@ -109,6 +112,28 @@ def settings_schema() -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": dict(sorted(properties.items()))}
 
 
+def runtime_schema() -> dict[str, Any]:
+    """The spec of an RLRuntime, so that a misspelt field fails `helm install` with its name; or null."""
+    found = _strict(gen_crds.schema_of(RLRuntimeSpec))
+    return {**found, "type": ["object", "null"]}
+
+
+def _strict(node: Any) -> Any:
+    """
+    >>> _strict({"type": "object", "properties": {"a": {"type": "string", "default": "", "x-kubernetes-b": 1}}})
+    {'type': 'object', 'properties': {'a': {'type': 'string'}}, 'additionalProperties': False}
+    """
+    if not isinstance(node, dict):
+        return node
+    found = {key: value for key, value in node.items() if key != "default" and not key.startswith("x-")}
+    if "properties" in found:
+        found["properties"] = {name: _strict(sub) for name, sub in found["properties"].items()}
+        found["additionalProperties"] = False
+    if "items" in found:
+        found["items"] = _strict(found["items"])
+    return found
+
+
 def _property(field: Field[Any], said: str) -> dict[str, Any]:
     bounds = dict(zip(("minimum", "maximum"), BOUNDS[field.name], strict=True)) if field.name in BOUNDS else {}
     description = f"Default {json.dumps(field.default)}. {said}".strip()
@@ -137,6 +162,7 @@ def documents() -> dict[Path, str]:
     schema_file = CHART / "values.schema.json"
     schema = json.loads(schema_file.read_text(encoding="utf-8"))
     schema["properties"]["operator"]["properties"]["settings"] = settings_schema()
+    schema["properties"]["runtimes"]["additionalProperties"] = runtime_schema()
     rows = table(values((CHART / "values.yaml").read_text(encoding="utf-8")))
     return {
         schema_file: json.dumps(schema, indent=2, ensure_ascii=False) + "\n",

@@ -1,4 +1,4 @@
-"""Writes crds/rlinf.io_{rljobs,rlplans,rlprofiles}.yaml from rlinf_api's models; `--check` only compares.
+"""Writes crds/rlinf.io_{rljobs,rlplans,rlprofiles,rlruntimes}.yaml from rlinf_api's models; `--check` only compares.
 
 A CRD's schema must be structural: every node has a type, nothing is a reference, and the only unions are the ones that
 Kubernetes knows. pydantic's JSON Schema has $ref, anyOf for optional fields, and titles; `structural()` takes them out.
@@ -20,6 +20,7 @@ from rlinf_api import edits, names
 from rlinf_api.job import Model, RLJobSpec, RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_api.profile import RLProfileSpec
+from rlinf_api.runtimes import RLRuntimeSpec
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "crds"
@@ -50,6 +51,14 @@ RLJOB_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Suspended", "string", CONDITION.format("Suspended", "status"), "whether it is suspended", 1),
     ("Remaining", "integer", ".status.estimatedRemainingSeconds", "estimated seconds to the last step", 1),
     ("Attempt", "integer", ".status.attempt", "highest pod attempt", 1),
+    ("Runtime", "string", ".spec.runtime", "the RLRuntime that it names", 1),
+)
+RLRUNTIME_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
+    ("Queue", "string", ".spec.queue", "the LocalQueue of its jobs", 0),
+    ("Resource", "string", ".spec.poolDefaults.slots.resource", "what a slot is; nothing: a share of CPU", 0),
+    ("Slots", "integer", ".spec.poolDefaults.slots.perPod", "slots of one pod", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "", 0),
+    ("Image", "string", ".spec.poolDefaults.image", "image of pools' pods", 1),
 )
 RLPLAN_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Job", "string", ".spec.job.name", "the job that it is a plan of", 0),
@@ -69,7 +78,8 @@ RLPROFILE_COLUMNS: Final[tuple[tuple[str, str, str, str, int], ...]] = (
     ("Key", "string", ".spec.key", "of job and hardware: a job with the same one begins with it", 1),
 )
 SELECTABLE: Final = {
-    "RLJob": (".spec.flow.name", ".spec.managedBy", ".status.state"), "RLPlan": (".spec.job.name", ".spec.source"),
+    "RLJob": (".spec.flow.name", ".spec.managedBy", ".spec.runtime", ".status.state"),
+    "RLPlan": (".spec.job.name", ".spec.source"),
     "RLProfile": (".spec.job.name",),
 }  # fmt: skip
 """What `--field-selector` may ask for, from Kubernetes 1.31 on; older API servers leave it out."""
@@ -124,7 +134,7 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_defaults(node: Any) -> Any:
-    """Of a status, which the operator writes whole: the API server would put an empty text where there is nothing."""
+    """Of what is kept as it was written: the API server would put an empty text where there is nothing."""
     if isinstance(node, dict):
         return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
     return [_without_defaults(value) for value in node] if isinstance(node, list) else node
@@ -168,11 +178,14 @@ def crd(
     plural: str,
     short: str,
     spec: type[Model],
-    status: type[Model] | None,
     columns: tuple[tuple[str, str, str, str, int], ...],
+    status: type[Model] | None = None,
     rules: tuple[dict[str, str], ...] = (),
+    of_cluster: bool = False,
 ) -> Schema:
-    spec_schema = schema_of(spec)
+    """`status`: None where nobody writes one. A kind without it is kept as it was written, without defaults: what an
+    RLRuntime does not say, a job may. `of_cluster`: it has no namespace."""
+    spec_schema = schema_of(spec) if status is not None else _without_defaults(schema_of(spec))
     if rules:
         spec_schema["x-kubernetes-validations"] = [*spec_schema.get("x-kubernetes-validations", []), *rules]
     root: Schema = {
@@ -183,9 +196,10 @@ def crd(
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec_schema,
-            **({"status": _without_defaults(schema_of(status))} if status else {}),
         },
     }
+    if status is not None:
+        root["properties"]["status"] = _without_defaults(schema_of(status))
     if kind == "RLJob":
         rules_of_edits = [{"rule": rule.cel, "message": rule.message} for rule in edits.RULES]
         root["x-kubernetes-validations"] = [_job_name_rule(), *rules_of_edits]
@@ -193,9 +207,9 @@ def crd(
         "name": names.VERSION,
         "served": True,
         "storage": True,
-        **({"subresources": {"status": {}}} if status else {}),
+        **({"subresources": {"status": {}}} if status is not None else {}),
         "additionalPrinterColumns": [_column(*column) for column in columns],
-        "selectableFields": [{"jsonPath": path} for path in SELECTABLE[kind]],
+        **({"selectableFields": [{"jsonPath": path} for path in SELECTABLE[kind]]} if kind in SELECTABLE else {}),
         "schema": {"openAPIV3Schema": root},
     }
     return {
@@ -210,9 +224,9 @@ def crd(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": ["all", "rlinf"],
+                "categories": ["rlinf"] if of_cluster else ["all", "rlinf"],
             },
-            "scope": "Namespaced",
+            "scope": "Cluster" if of_cluster else "Namespaced",
             "versions": [version],
         },
     }
@@ -248,7 +262,11 @@ def documents() -> dict[str, str]:
             rules=(IMMUTABLE,),
         ),
         "rlinf.io_rlprofiles.yaml": crd(
-            "RLProfile", plural="rlprofiles", short="rlpr", spec=RLProfileSpec, status=None, columns=RLPROFILE_COLUMNS
+            "RLProfile", plural="rlprofiles", short="rlpr", spec=RLProfileSpec, columns=RLPROFILE_COLUMNS
+        ),
+        "rlinf.io_rlruntimes.yaml": crd(
+            "RLRuntime", plural="rlruntimes", short="rlr", spec=RLRuntimeSpec, columns=RLRUNTIME_COLUMNS,
+            of_cluster=True,
         ),
     }  # fmt: skip
     return {name: HEADER + yaml.dump(obj, Dumper=_Plain, sort_keys=False, width=120) for name, obj in crds.items()}

@@ -52,6 +52,10 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
     ),
     AccessRule(group=names.GROUP, resource="rlplans/status", verbs=("patch",), why="Prepared, Applied, Superseded"),
     AccessRule(
+        group=names.GROUP, resource="rlruntimes", verbs=("get",), scope="cluster",
+        why="what a job is made with that names one; neither listed nor watched",
+    ),
+    AccessRule(
         group="", resource="pods", verbs=("create", "delete", "get", "list", "watch"),
         why="drivers and workers; get: whose is the one that has the name",
     ),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlinf_api import conditions, job, names, times
+from rlinf_api import conditions, job, names, runtimes, times
 from rlinf_api.conditions import Condition, PlanCondition, Reason
 from rlinf_api.errors import InvalidManifest, RLinfError
 from rlinf_api.job import RLJobSpec
@@ -166,7 +166,7 @@ class Jobs:
             raise NotFound(f"RLJob {where} of uid {ref.uid}", got=f"uid {found['metadata'].get('uid')}")
         selector = f"{names.LABEL_JOB}={ref.name}"
         listed = await self._store.list("RLPlan", namespace=known.namespace, label_selector=selector)
-        spec, now = job.RLJobSpec.model_validate(found["spec"]), time.time()
+        spec, now = job.RLJobSpec.model_validate(runtimes.of_job(found)["spec"]), time.time()
         generation = int(found["metadata"].get("generation") or 0)
         was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(

@@ -36,7 +36,7 @@ from tools.testcluster.cluster import REPOSITORY, Cluster
 from tools.testcluster.waiting import until
 
 NAMESPACE = "rlinf-system"
-PLURALS = ("rljobs", "rlplans", "rlprofiles")  # what has a CRD of ours
+PLURALS = ("rljobs", "rlplans", "rlprofiles", "rlruntimes")  # what has a CRD of ours
 Manifest = dict[str, Any]
 START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""

@@ -165,8 +165,11 @@ def test_both_deployments_and_the_crds_are_there_after_an_install(release: Relea
         found = release.get(f"deployment/rlinf-operator-{component}")
         assert conditions(found)["Available"] == "True"
         assert found["status"]["readyReplicas"] == replicas
-    for crd in ("rljobs.rlinf.io", "rlplans.rlinf.io", "rlprofiles.rlinf.io"):
+    for crd in ("rljobs.rlinf.io", "rlplans.rlinf.io", "rlprofiles.rlinf.io", "rlruntimes.rlinf.io"):
         assert conditions(release.get(f"crd/{crd}"))["Established"] == "True"
+    assert release.kubectl("get", "rlruntimes", "-o", "name").split() == [
+        "rlruntime.rlinf.io/cpu", "rlruntime.rlinf.io/gpu",
+    ]  # fmt: skip
 
 
 def test_the_replicas_are_on_two_nodes_and_one_of_them_leads(release: Release):

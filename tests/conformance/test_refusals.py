@@ -90,6 +90,7 @@ def edited(at: str, value: Any) -> Manifest:
 HELD = {
     "spec.seed": edited("seed", 7),
     "spec.managedBy": edited("managedBy", "kueue.x-k8s.io/multikueue"),
+    "spec.runtime": edited("runtime", "gpu"),
     "spec.flow.config": edited("flow.config.gamma", 0.5),
     "spec.flow.maxStaleness": edited("flow.maxStaleness", 2),
     "spec.checkpoint.uri": edited("checkpoint.uri", "/other"),
@@ -134,6 +135,14 @@ def test_an_edit_of_what_pods_are_made_from_is_refused_with_the_field(field: str
     assert field in NEVER or {sentence_of(HELD[field], status=status) for status in NOT_YET} == {""}
 
 
+SAID = edited("pools.1.slots", {"perPod": 1})
+"""What is not there, a runtime may say, so that it is not the same as its default."""
+
+
+def test_slots_that_were_not_said_are_not_the_same_as_their_defaults():
+    assert sentence_of(SAID).startswith("spec.pools[*].slots cannot change")
+
+
 @pytest.mark.parametrize("edit", FREE)
 def test_an_edit_of_anything_else_is_not(edit: str):
     assert sentence_of(FREE[edit]) == ""
@@ -168,6 +177,12 @@ def test_the_api_server_refuses_that_edit_in_the_same_words(at_work: Callable[..
     if field not in NEVER:
         assert {at_work(HELD[field], status=status) for status in NOT_YET} == {""}
         assert at_work(HELD[field], suspend=True) == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+def test_the_api_server_does_not_take_them_for_the_same_either(at_work: Callable[..., str]):
+    assert sentence_of(SAID) in at_work(SAID)
 
 
 @pytest.mark.cluster

@@ -59,7 +59,7 @@ def test_a_value_without_a_comment_is_an_error_that_names_it():
 
 def test_every_value_is_in_the_schema():
     for leaf in leaves(yaml.safe_load(VALUES)):
-        if not leaf.startswith(("operator.resources.", "scheduler.resources.")):
+        if not leaf.startswith(("operator.resources.", "scheduler.resources.", "runtimes.")):
             path, inside, _ = leaf.partition(".nodeSelector.")  # names of labels, which any may be
             assert schema_at(path + inside.rstrip(".")) is not None, leaf
 

@@ -5,14 +5,19 @@ import functools
 
 import pytest
 
-from rlinf_api import names
+from rlinf_api import names, runtimes, supported
 from rlinf_operator import access, process
+from rlinf_operator.manifests import pods as pod_manifests
+from rlinf_operator.manifests.metadata import JobMeta
 from rlinf_operator.settings import OperatorSettings
+from tests.builders import ppo_job
 from tools.chart import rendering
 
 CASES = sorted(rendering.cases())
 BUILT_FOR = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+CLUSTER_WIDE = {
+    "ClusterRole", "ClusterRoleBinding", "RLRuntime", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
 
 
 @functools.cache
@@ -136,6 +141,35 @@ def test_listed_namespaces_need_no_rights_over_the_cluster():
     for obj in objects("namespaced"):
         assert obj["kind"] not in CLUSTER_WIDE
         assert obj["metadata"]["namespace"] in ("team-a", "team-b", rendering.NAMESPACE)
+
+
+def test_the_runtimes_that_the_chart_makes_are_right_and_each_fits_a_job():
+    made = {obj["metadata"]["name"]: obj for obj in objects("default", "RLRuntime")}
+    assert sorted(made) == ["cpu", "gpu"]
+    slots = {}
+    for name, runtime in made.items():
+        spec, problems = runtimes.examine(runtime)
+        assert problems == []
+        assert spec is not None
+        job = ppo_job().build()
+        job["spec"] |= {"runtime": name, "pools": [{"name": "one", "pods": 16}]}
+        found = supported.examine(runtimes.with_runtime(job, spec))
+        assert found.wrong == found.later == ()
+        assert found.spec is not None
+        slots[name] = found.spec.pools[0].slots
+        pod = pod_manifests.worker(
+            JobMeta(namespace="team", name="math", uid="u"), found.spec, pool="one", ordinal=0, attempt=1, life=1,
+            settings=OperatorSettings(),
+        )  # fmt: skip
+        assert pod.conflicts == ()
+        assert {"cpu", "memory"} <= pod.manifest["spec"]["containers"][0]["resources"]["requests"].keys()
+    assert (slots["cpu"].cpu, slots["gpu"].resource, slots["gpu"].per_pod) == ("1", "nvidia.com/gpu", 1)
+
+
+def test_runtimes_come_after_their_crd_and_only_with_it():
+    for runtime in objects("default", "RLRuntime"):
+        assert "post-install" in runtime["metadata"]["annotations"]["helm.sh/hook"]
+    assert objects("namespaced", "RLRuntime") == []
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -45,7 +45,8 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
         return {o["metadata"]["name"]: o["metadata"]["annotations"] for o in found}
 
     kept = {"helm.sh/resource-policy": "keep"}
-    assert crds(render(tmp_path)) == dict.fromkeys(("rljobs.rlinf.io", "rlplans.rlinf.io", "rlprofiles.rlinf.io"), kept)
+    plurals = ("rljobs", "rlplans", "rlprofiles", "rlruntimes")
+    assert crds(render(tmp_path)) == {f"{plural}.rlinf.io": kept for plural in plurals}
     assert crds(render(tmp_path, crds={"install": False})) == {}
 
 
@@ -53,6 +54,8 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
     ("values", "named"),
     [
         ({"watchNamespace": ["a"]}, "watchNamespace"),
+        ({"runtimes": {"gpu": {"poolDefault": {}}}}, "poolDefault"),
+        ({"runtimes": {"gpu": {"poolDefaults": {"slots": {"perPod": 65}}}}}, "perPod"),
         ({"operator": {"replica": 2}}, "replica"),
         ({"operator": {"settings": {"drain_deadline": 3}}}, "drain_deadline"),
         ({"operator": {"settings": {"namespace": "x"}}}, "namespace"),

@@ -2,7 +2,8 @@
 
 The source is Kubernetes' OpenAPI v3 description, which its Go module ships (api/openapi-spec/v3, the same that an API
 server answers at /openapi/v3) and which the build of the test cluster has on disk anyway; nothing else is fetched.
-Kinds of others' CRDs that the chart renders are in crds/ here, written by hand: only the fields that we use.
+Kinds of others' CRDs that the chart renders are in crds/ here, written by hand: only the fields that we use. Our own
+kinds are those of tools/gen_crds.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
+from tools import gen_crds
 from tools.testcluster import binaries, commands
 
 OTHERS: Final = Path(__file__).with_name("crds")
@@ -53,6 +57,13 @@ def write(folder: Path) -> int:
                     count += 1
     for path in OTHERS.glob("*.json"):
         shutil.copy(path, folder / path.name)
+    for text in gen_crds.documents().values():  # of our own kinds the chart renders some
+        crd = yaml.safe_load(text)["spec"]
+        for version in crd["versions"]:
+            name = file_name(group=crd["group"], version=version["name"], kind=crd["names"]["kind"])
+            schema = strict(version["schema"]["openAPIV3Schema"])
+            (folder / name).write_text(json.dumps(schema), encoding="utf-8")
+            count += 1
     return count
 
 

@@ -28,6 +28,8 @@
 - {apiGroups: [kueue.x-k8s.io], resources: [workloads/status], verbs: [patch]}
 {{- end -}}
 {{- define "rlinf.rules.operator.cluster" -}}
+# what a job is made with that names one; neither listed nor watched
+- {apiGroups: [rlinf.io], resources: [rlruntimes], verbs: [get]}
 # node labels and tolerations of the flavors that a job was admitted with
 - {apiGroups: [kueue.x-k8s.io], resources: [resourceflavors], verbs: [get]}
 # the number behind the label kueue.x-k8s.io/priority-class

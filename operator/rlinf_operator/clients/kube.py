@@ -53,6 +53,7 @@ RESOURCES: Final = {
     "RLJob": (names.API_VERSION, "rljobs"),
     "RLPlan": (names.API_VERSION, "rlplans"),
     "RLProfile": (names.API_VERSION, "rlprofiles"),
+    "RLRuntime": (names.API_VERSION, "rlruntimes"),
     "Pod": ("v1", "pods"),
     "Service": ("v1", "services"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
@@ -66,7 +67,7 @@ RESOURCES: Final = {
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
 }
 """API version and plural of each kind. `kind` alone names one: no two that the operator uses share a name."""
-OF_THE_CLUSTER: Final = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
+OF_THE_CLUSTER: Final = ("RLRuntime", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
 """Kinds without namespaces."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from rlinf_api import names, quantities
+from rlinf_api import names, quantities, templates
 from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
 from rlinf_api.job_rules import container_in
 from rlinf_operator.manifests import template
@@ -87,14 +87,14 @@ def driver(
     }  # fmt: skip
     theirs = (*_ADMINISTRATORS_FIELDS, *(f for f in _USERS_FIELDS if container_in(jobs, names.CONTAINER_DRIVER).get(f)))
     return _merged(
-        owned, template.overlay(administrators, jobs), container=names.CONTAINER_DRIVER, theirs=theirs,
+        owned, templates.overlay(administrators, jobs), container=names.CONTAINER_DRIVER, theirs=theirs,
         where=" or ".join(name for name, layer in layers.items() if layer),
     )  # fmt: skip
 
 
 def driver_template(spec: RLJobSpec) -> Manifest:
     """All that the job says of its driver."""
-    return template.overlay(_without(spec.template, names.CONTAINER_AGENT), spec.driver.template)
+    return templates.overlay(templates.without(spec.template, names.CONTAINER_AGENT), spec.driver.template)
 
 
 def worker(
@@ -136,21 +136,9 @@ def worker(
 
 def pool_template(spec: RLJobSpec, pool: PoolSpec) -> Manifest:
     """All that the job says of the pool's pods, the more special over the more general."""
-    found = _without(spec.template, names.CONTAINER_DRIVER)
-    if pool.image:
-        container = {"name": names.CONTAINER_AGENT, "image": pool.image}
-        found = template.overlay(found, {"spec": {"containers": [container]}})
-    return template.overlay(found, pool.template)
-
-
-def _without(wanted: Manifest, container: str) -> Manifest:
-    """A template of all pods, for those that have no such container."""
-    spec = wanted.get("spec")
-    listed = spec.get("containers") if isinstance(spec, dict) else None
-    if not isinstance(listed, list) or not isinstance(spec, dict):
-        return wanted
-    kept = [c for c in listed if not (isinstance(c, dict) and c.get("name") == container)]
-    return {**wanted, "spec": {**spec, "containers": kept}}
+    found = templates.without(spec.template, names.CONTAINER_DRIVER)
+    found = templates.overlay(found, templates.with_image(names.CONTAINER_AGENT, pool.image))
+    return templates.overlay(found, pool.template)
 
 
 def _merged(

@@ -12,54 +12,11 @@ hold a token, their kind alone.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, Final
+from typing import Any
 
 from rlinf_api import sentences
+from rlinf_api.templates import KEY_OF
 from rlinf_operator.manifests.metadata import Manifest
-
-KEY_OF: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "env": "name",
-    "ports": "name",
-    "volumes": "name",
-    "tolerations": "key",
-    "volumeMounts": "mountPath",
-}
-_JOINED: Final = {**KEY_OF, "imagePullSecrets": "name"}
-_WHOLE: Final = frozenset({"env", "ports", "volumes"})
-"""Named things with one source each: two of a name are not joined."""
-
-
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Manifest:
-    """One template over a more general one: what both say, `over` says. Named things are joined by name, tolerations
-    added; any other list is that of `over`. Neither argument is changed.
-
-    >>> overlay({"spec": {"priorityClassName": "low"}}, {"spec": {"priorityClassName": "high", "priority": 7}})
-    {'spec': {'priorityClassName': 'high', 'priority': 7}}
-    """
-    merged: Manifest = dict(base)
-    for field, wanted in over.items():
-        have = base.get(field)
-        if isinstance(have, Mapping) and isinstance(wanted, Mapping):
-            merged[field] = overlay(have, wanted)
-        elif field == "tolerations" and isinstance(have, list) and isinstance(wanted, list):
-            merged[field] = [*have, *(entry for entry in wanted if entry not in have)]
-        elif field in _JOINED and isinstance(have, list) and isinstance(wanted, list):
-            merged[field] = _joined(have, wanted, key=_JOINED[field], whole=field in _WHOLE)
-        else:
-            merged[field] = wanted
-    return merged
-
-
-def _joined(base: list[Any], over: list[Any], *, key: str, whole: bool) -> list[Any]:
-    """`whole`: an entry of `over` takes the place of its namesake. Others have what both say."""
-    mine = {entry.get(key): entry for entry in over if isinstance(entry, Mapping)}
-    found = []
-    for entry in base:
-        own = mine.pop(entry.get(key), None) if isinstance(entry, Mapping) and entry.get(key) else None
-        found.append(entry if own is None else own if whole else overlay(entry, own))
-    return [*found, *(e for e in over if not isinstance(e, Mapping) or not e.get(key) or e.get(key) in mine)]
 
 
 def merge(

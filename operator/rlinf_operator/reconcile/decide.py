@@ -33,6 +33,9 @@ from rlinf_operator.reconcile.state import Adjust, Decision, DeletePod, Drain, E
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
+LOOKS_AGAIN_S = 15.0
+"""How often a job that waits looks whether its RLRuntime is there, and right, by now. 15 s: a person who repairs one
+looks at the job next; a thousand jobs that wait for one are one call each second."""
 LOOKS_FOR_A_PROVIDER_S = 30.0
 """How often a job looks whether somebody serves queues by now: as often as the watch of the kind does."""
 
@@ -43,13 +46,22 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
     draft = Draft(observed, now=now, settings=settings)
     if conditions.is_finished(draft.conditions):
         return finished(draft)
+    made_with = observed.runtime
+    draft.fields["runtime"] = made_with.kept if made_with is not None else None
+    if made_with is not None and made_with.spec is None:
+        examining.take_back(draft)
+        draft.set(JobCondition.VALID, Status.FALSE, made_with.reason, made_with.message)
+        return _looking_again(_leave_alone(draft, why=made_with.reason))
     examined, reason = examining.examine(observed)
     examining.take_back(draft)
     spec, problems = examined.spec, examined.wrong or examined.later
     if spec is None or problems:
         draft.set(JobCondition.VALID, Status.FALSE, reason, "; ".join(map(str, problems)))
-        return _leave_alone(draft, why=reason)
-    draft.set(JobCondition.VALID, Status.TRUE, reason, unknown.told(observed.unknown))
+        left = _leave_alone(draft, why=reason)
+        return _looking_again(left) if made_with is not None else left
+    changed = made_with.message if made_with is not None else ""
+    said = "; ".join(filter(None, (unknown.told(observed.unknown), changed)))
+    draft.set(JobCondition.VALID, Status.TRUE, Reason.RUNTIME_CHANGED if changed else reason, said)
     held = observed.status.suspended_by
     if held is not None and (held.generation != observed.generation or spec.suspend):
         held = draft.fields["suspended_by"] = None  # an edit: whoever made it has read why
@@ -60,6 +72,11 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         return _suspend(draft, spec, gate=gate) if _left(draft) else _queue_up(draft, spec, gate)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
     return _run(draft, spec, gate)
+
+
+def _looking_again(decision: Decision) -> Decision:
+    """At the job's RLRuntime, of which nobody tells."""
+    return replace(decision, requeue_after_s=times.soonest(decision.requeue_after_s, LOOKS_AGAIN_S))
 
 
 def _gate(draft: Draft) -> QueueGate:

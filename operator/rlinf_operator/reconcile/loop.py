@@ -26,6 +26,7 @@ from rlinf_operator.clients.driver import Drivers, OnChange
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.queues import Queues
 from rlinf_operator.clients.refusals import NamespaceRefused
+from rlinf_operator.clients.runtimes import Runtimes
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests.metadata import JobKey, Manifest, is_anothers
 from rlinf_operator.reconcile import examining, plans
@@ -88,7 +89,7 @@ class Reconciler:
         self._clients = Clients(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock, queues=queues
         )
-        self._store, self._settings, self._clock = store, settings, clock
+        self._store, self._settings, self._clock, self._runtimes = store, settings, clock, Runtimes(store)
         self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
@@ -133,7 +134,7 @@ class Reconciler:
         trusted = self._clients.authority.trusted()
         observed = await observe(
             key, store=self._store, drivers=self._drivers, now=now, progress_due=due, trusted=trusted,
-            queues=self._clients.queues,
+            platform=self._runtimes, queues=self._clients.queues,
         )  # fmt: skip
         if observed is None or is_anothers(observed.manifest):
             self._forget(key)

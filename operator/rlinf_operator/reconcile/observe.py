@@ -9,15 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlinf_api import names, sentences, times, unknown
+from rlinf_api import conditions, names, runtimes, sentences, times, unknown
+from rlinf_api.errors import RetryableError
 from rlinf_api.job import RLJobSpec, RLJobStatus
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
 from rlinf_operator.clients.queues import Queues
+from rlinf_operator.clients.runtimes import FRESH_S, OLD_S, Runtimes
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
-from rlinf_operator.policies import pod_view
+from rlinf_operator.policies import pod_view, runtime
+from rlinf_operator.policies.runtime import RuntimeView
 from rlinf_operator.reconcile.state import ConfigView, DriverView, Observed, PlanView, PolicyView
 
 
@@ -29,6 +32,7 @@ async def observe(
     now: datetime,
     progress_due: bool = True,
     trusted: tuple[str, ...] = (),
+    platform: Runtimes,
     queues: Queues | None = None,
 ) -> Observed | None:
     """None: the job does not exist (any more). `queues`: None for a run without queues, whatever labels say."""
@@ -38,6 +42,15 @@ async def observe(
     meta = manifest["metadata"]
     job = JobMeta(namespace=key.namespace, name=key.name, uid=meta["uid"])
     begun = bool(manifest.get("status"))  # before its first pass it has no children, or is told so by a 409
+
+    status = read_status(manifest)
+    left_out: tuple[str, ...] = ()
+    if status.attempt:  # it has begun; one that is to begin waits for an operator that knows all of its spec
+        spec, left_out = unknown.pruned(manifest.get("spec") or {}, RLJobSpec, "spec")
+        manifest = {**manifest, "spec": spec}
+    made_with = await _runtime(manifest, status, platform)
+    if made_with is not None and made_with.spec is not None:
+        manifest = runtimes.with_runtime(manifest, made_with.spec)
 
     async def child(kind: str, name: str) -> Manifest | None:
         found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
@@ -52,11 +65,6 @@ async def observe(
         queues.look(manifest) if queues is not None else _no_queue(),
     )
     heard = drivers.heard(key)
-    status = read_status(manifest)
-    left_out: tuple[str, ...] = ()
-    if status.attempt:  # it has begun; one that is to begin waits for an operator that knows all of its spec
-        spec, left_out = unknown.pruned(manifest.get("spec") or {}, RLJobSpec, "spec")
-        manifest = {**manifest, "spec": spec}
     views = sorted((plan_view(p) for p in plans.items), key=lambda found: found[0].revision)
     heeded = {status.plan.current, status.plan.pending}
     left_out += tuple(f"{field} of {view.name}" for view, fields in views for field in fields if view.name in heeded)
@@ -75,9 +83,26 @@ async def observe(
         driver=DriverView(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         unknown=left_out,
         trusted=trusted,
+        runtime=made_with,
         queue=queue,
         progress_due=progress_due,
     )
+
+
+async def _runtime(job: Manifest, status: RLJobStatus, platform: Runtimes) -> RuntimeView | None:
+    name = runtimes.named_by(job)
+    if not name:
+        return None
+    if conditions.is_finished(status.conditions):
+        return runtime.as_it_began(status)
+    kept = runtime.keeps(name, status)
+    try:
+        found = await platform.look(name, max_age_s=OLD_S if kept else FRESH_S)
+    except RetryableError:
+        if not kept:
+            raise
+        return runtime.as_it_began(status)
+    return runtime.judge(found, status)
 
 
 async def _no_queue() -> None:

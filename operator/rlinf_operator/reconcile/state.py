@@ -14,6 +14,7 @@ from rlinf_api.report import DriverReport, Goal
 from rlinf_operator.manifests.asking import QueueOrder, QueueView
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest, Target
 from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.policies.runtime import RuntimeView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class DriverView:
 class Observed:
     job: JobMeta
     manifest: Manifest
-    """The RLJob as read, without `unknown`."""
+    """The RLJob as read, without `unknown`, and as if it had written itself what its runtime says."""
     generation: int
     deleting: bool
     created_at: datetime
@@ -77,6 +78,8 @@ class Observed:
     """Fields of the spec that this version does not have, where that is no reason to stop."""
     trusted: tuple[str, ...] = ()
     """Fingerprints of the CAs that count now."""
+    runtime: RuntimeView | None = None
+    """None: it names none, or has ended."""
     queue: QueueView | None = None
     """None: no queue has to do with it."""
     progress_due: bool = True

@@ -17,6 +17,7 @@ DRIVER, PODS = "rlinf_worker/driver/main.py", "operator/rlinf_operator/manifests
 DECIDE, INITIAL = "operator/rlinf_operator/reconcile/decide.py", "operator/rlinf_scheduler/planner/initial.py"
 RULES = "rlinf_api/failure_rules.py"
 READ = {
+    "runtime": ("rlinf_api/runtimes.py", 'spec.get("runtime")'),
     "seed": (DRIVER, "spec.seed"),
     "flow.name": (DRIVER, "spec.flow.name"),
     "flow.steps": (DRIVER, "spec.flow.steps"),

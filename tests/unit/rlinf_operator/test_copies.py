@@ -9,6 +9,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api.store import Listing
 from rlinf_operator.clients import copies, reflector
+from rlinf_operator.clients.runtimes import Runtimes
 from rlinf_operator.manifests import config, network
 from rlinf_operator.manifests.metadata import MAX_POD_MESSAGE
 from rlinf_operator.policies import pod_view
@@ -150,7 +151,7 @@ async def test_a_pass_observes_the_same_in_the_copies(state):
             obj["metadata"]["deletionTimestamp"] = TIME
 
     async def observed(store: Any):
-        return await observe(KEY, store=store, drivers=FakeDrivers(), now=NOW)
+        return await observe(KEY, store=store, drivers=FakeDrivers(), now=NOW, platform=Runtimes(store))
 
     whole = await observed(Reads(objects, as_copies=False))
     copied = await observed(Reads(objects, as_copies=True))

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from rlinf_api import supported
-from rlinf_operator.manifests import pods, template
+from rlinf_api import supported, templates
+from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta, inputs
 from rlinf_operator.settings import DEFAULTS, DriverTemplate
 from tests.builders import UID, ppo_job
@@ -190,5 +190,5 @@ def test_a_pod_is_made_anew_for_what_its_own_templates_say_and_for_no_other_reas
 def test_neither_template_is_changed():
     base, over = {"spec": {"containers": [{"name": "a"}]}}, {"spec": {"containers": [{"name": "a", "image": "x"}]}}
     before = json.dumps([base, over])
-    assert template.overlay(base, over)["spec"]["containers"] == [{"name": "a", "image": "x"}]
+    assert templates.overlay(base, over)["spec"]["containers"] == [{"name": "a", "image": "x"}]
     assert json.dumps([base, over]) == before
