@@ -75,6 +75,7 @@ class Reason(StrEnum):
     PODS_STARTING = "PodsStarting"
     PODS_READY = "PodsReady"
     PODS_MISSING = "PodsMissing"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     WAITING_FOR_PLAN = "WaitingForPlan"

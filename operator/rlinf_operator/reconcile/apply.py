@@ -3,10 +3,10 @@
 The order is what makes a crash between any two writes harmless (docs: places.py, restart.py):
 
 1. questions (RequestPlan, Prepare/Commit) and the queue's order beside Service, NetworkPolicy and Secrets; then the
-   ConfigMap, whose existence says that the Secrets exist; then all pods at once (a gang that starts one after the other
-   can deadlock with another).
+   ConfigMap, whose existence says that the Secrets exist; then the pods (creating.py: in slow start).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
-   counts of pods and first attempts as they were. None in the pass that had a job's first plan made.
+   counts of pods and first attempts as they were; so do those that a large job leaves to its next pass. None in the
+   pass that had a job's first plan made.
 3. deletions: a pod that ended is in status.restarts by now. One whose successor was refused stays, unless it is alive,
    has inputs of before an edit, and counts in the quota that refuses.
 4. plan statuses, drain, events.
@@ -38,7 +38,8 @@ from rlinf_operator.clients.queues import Queues
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
-from rlinf_operator.reconcile import events, outcome
+from rlinf_operator.reconcile import creating, events, outcome
+from rlinf_operator.reconcile.creating import Made
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
 
@@ -70,17 +71,22 @@ class Applied:
     """Why the pass must be repeated with back-off; empty: it need not."""
     left_status: bool = False
     """To the next pass, which follows at once."""
+    over_quota: str = ""
+    """What the API server said where a quota is full: nobody asks it again before the pause of `try_again` is over."""
     going: bool = False
     """The namespace is being deleted: nothing can be made there, and the job goes as well."""
 
 
-async def apply(decision: Decision, observed: Observed, clients: Clients, *, may_leave_status: bool = False) -> Applied:
+async def apply(
+    decision: Decision, observed: Observed, clients: Clients, *, may_leave_status: bool = False, no_room: str = ""
+) -> Applied:
+    """`no_room`: what a full quota said a moment ago: no pod is tried, and all is as if it had said so again."""
     job = observed.job
     if decision.delete_job:
         await _delete(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
         return Applied()
-    answers = await _write_children(decision, observed, clients)
-    if answers.planned and may_leave_status and not (answers.writes_refused or answers.late_refused):
+    answers = await _write_children(decision, observed, clients, no_room=no_room)
+    if answers.planned and may_leave_status and not answers.held:
         # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
         return Applied(progressed=True, left_status=True)
     status = outcome.status_after(answers, observed, decided=decision.status, now=clients.clock())
@@ -90,9 +96,9 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
         events.log_changes(observed, status)
     if answers.going:
         return Applied(wrote_status=wrote, going=True)
-    refused = (*answers.writes_refused, *answers.late_refused)
+    refused, held = (*answers.writes_refused, *answers.late_refused), answers.held
     goes_first = set(answers.makes_room)
-    unwanted = [p for p in decision.delete_pods if not (refused and p.for_successor) or p.makes_room in goes_first]
+    unwanted = [p for p in decision.delete_pods if not (held and p.for_successor) or p.makes_room in goes_first]
     await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
     if decision.delete_network_policy:
         name = names.network_policy_name(job.name)
@@ -106,57 +112,78 @@ async def apply(decision: Decision, observed: Observed, clients: Clients, *, may
     told += [*decision.events, *events.of_roll(unwanted)]
     if decision.adjust is not None and not answers.not_adjusted:
         told.append(events.of_adjusted(decision.adjust))
-    await _emit(clients, observed, told if refused else [*told, *decision.events_of_made])
-    told_of = [*refused[:3], f"and {len(refused) - 3} more"] if len(refused) > 3 else refused
+    await _emit(clients, observed, told if held else [*told, *decision.events_of_made])
+    more = len(refused[3:]) + answers.untried
+    told_of = [*refused[:3], f"and {more} more"] if more else refused
     others = (answers.scheduler_away, answers.driver_refused, answers.not_adjusted, answers.queue_refused)
     trouble = "; ".join(filter(None, (*told_of, *others)))
     finished = wrote and conditions.is_finished(status.conditions)
-    return Applied(wrote_status=wrote, finished=finished, progressed=bool(answers.planned), try_again=trouble)
+    progressed = bool(answers.planned) or bool(answers.rest and not refused)
+    return Applied(
+        wrote_status=wrote, finished=finished, progressed=progressed, try_again=trouble, over_quota=answers.over_quota
+    )
 
 
-async def _write_children(decision: Decision, observed: Observed, clients: Clients) -> Answers:
+async def _write_children(decision: Decision, observed: Observed, clients: Clients, *, no_room: str) -> Answers:
     planned: Answers
-    planned, queue_refused, driver_refused, not_adjusted, (refused, late, no_room) = await _settled(
+    children: Answers
+    planned, queue_refused, driver_refused, not_adjusted, children = await _settled(
         _ask_scheduler(decision, observed, clients),
         _tell_queue(decision, observed, clients),
         _instruct(decision, clients),
         _adjust(decision, clients),
-        _create_children(decision, observed, clients),
+        _create_children(decision, observed, clients, no_room=no_room),
     )
     return replace(
-        planned,
+        children,
+        planned=planned.planned,
+        infeasible=planned.infeasible,
+        scheduler_away=planned.scheduler_away,
         queue_refused=queue_refused,
         driver_refused=driver_refused,
         not_adjusted=not_adjusted,
-        writes_refused=tuple(map(str, refused)),
-        late_refused=tuple(map(str, late)),
-        makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if no_room else (),
-        going=any(isinstance(error, NamespaceTerminating) for error in (*refused, *late)),
     )
 
 
-async def _create_children(
-    decision: Decision, observed: Observed, clients: Clients
-) -> tuple[list[RLinfError], list[RLinfError], bool]:
-    """What was refused: of what the job needs, and of pods that only the plan on its way needs; and whether a quota has
-    no room for pods that the job needs."""
-    no_room = False
+async def _create_children(decision: Decision, observed: Observed, clients: Clients, *, no_room: str) -> Answers:
+    """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
     refused: list[RLinfError]
-    late: list[RLinfError] = []
     refused, (expire, issuer, trouble) = await _settled(
         _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
     )
     refused += trouble
     if decision.write_config and not refused:
         refused += await _in_parallel([_write_config(observed, clients.store, expire, issuer=issuer)])
-    if decision.create_pods and not refused:
-        late_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] in decision.late_pods]
-        due_pods = [pod for pod in decision.create_pods if pod["metadata"]["name"] not in decision.late_pods]
-        refused, late = await _settled(
-            _create_all(clients.store, due_pods, observed), _create_all(clients.store, late_pods, observed)
-        )
-        no_room = any(objects.is_over_quota(error) for error in refused)
-    return refused, late, no_room
+    if refused:
+        return Answers(writes_refused=tuple(map(str, refused)), going=any(map(_is_going, refused)))
+    if not decision.create_pods:
+        return Answers()
+    pods = sorted(decision.create_pods, key=lambda pod: pod["metadata"]["name"] in decision.late_pods)
+    if no_room:
+        made = Made(untried=[pod["metadata"]["name"] for pod in pods])
+    else:
+        made = await creating.make(pods, lambda pod: _create(clients.store, pod, observed))
+    return _answers(decision, made, no_room=no_room)
+
+
+def _answers(decision: Decision, made: Made, *, no_room: str) -> Answers:
+    late = tuple(str(error) for name, error in made.refused.items() if name in decision.late_pods)
+    due = {name: error for name, error in made.refused.items() if name not in decision.late_pods}
+    said, of_due = tuple(map(str, due.values())), any(map(objects.is_over_quota, due.values()))
+    if no_room:
+        of_due = any(name not in decision.late_pods for name in made.untried)
+        said, late = ((no_room,), ()) if of_due else ((), (no_room,))
+    return Answers(
+        writes_refused=said, late_refused=late, rest=len(made.rest), no_room=of_due,
+        untried=len(made.untried) - (1 if no_room else 0),
+        over_quota=no_room or next((str(e) for e in made.refused.values() if objects.is_over_quota(e)), ""),
+        makes_room=tuple(p.makes_room for p in decision.delete_pods if p.makes_room) if of_due else (),
+        going=any(map(_is_going, made.refused.values())),
+    )  # fmt: skip
+
+
+def _is_going(error: RLinfError) -> bool:
+    return isinstance(error, NamespaceTerminating)
 
 
 async def _ask_scheduler(decision: Decision, observed: Observed, clients: Clients) -> Answers:
@@ -243,10 +270,6 @@ async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[RLinfError]:
         if isinstance(result, RLinfError):
             found.append(result)
     return found
-
-
-async def _create_all(store: ObjectStore, manifests: Iterable[Manifest], observed: Observed) -> list[RLinfError]:
-    return await _in_parallel([_create(store, manifest, observed) for manifest in manifests])
 
 
 async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> None:

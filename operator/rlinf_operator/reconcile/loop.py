@@ -46,6 +46,26 @@ DOUBTS_TOLD_S = 60.0  # between two warnings of it
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Full:
+    """A quota refused a pod. Passes for other reasons, such as pods that start, do not ask it again before `until`,
+    unless the job was edited or has fewer pods by now, which may have made room."""
+
+    until: float = 0.0
+    said: str
+    generation: int
+    pods: int
+
+    @staticmethod
+    def of(observed: Observed, said: str) -> _Full:
+        alive = sum(1 for pod in observed.pods if not pod.has_ended)
+        return _Full(said=said, generation=observed.generation, pods=alive)
+
+    def holds(self, observed: Observed, *, now: float) -> bool:
+        other = _Full.of(observed, self.said)
+        return now < self.until and (other.generation, other.pods >= self.pods) == (self.generation, True)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Pace:
     """What the loop keeps of one job between passes. Only pace hangs on it, never what is decided."""
@@ -60,6 +80,7 @@ class _Pace:
     going_uid: str = ""
     """Uid of a job whose namespace is being deleted."""
     quiet_until: float = 0.0
+    full: _Full | None = None
     driver_runs: tuple[int, float] | None = None
     """(attempt, when it was first seen to run)."""
 
@@ -148,7 +169,11 @@ class Reconciler:
         may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid
         try:
             decision = decide(observed, now=now, settings=self._settings)
-            applied = await apply(decision, observed, self._clients, may_leave_status=may_leave_status)
+            full = memory.full
+            no_room = full.said if full is not None and full.holds(observed, now=time.monotonic()) else ""
+            applied = await apply(decision, observed, self._clients, may_leave_status=may_leave_status, no_room=no_room)
+            if not no_room:
+                memory.full = _Full.of(observed, applied.over_quota) if applied.over_quota else None
         except RLinfError:
             raise
         except Exception as error:
@@ -260,7 +285,13 @@ class Reconciler:
         if not trouble:
             memory.failures, memory.trouble = 0, ""
             return
+        full, now = memory.full, time.monotonic()
+        if full is not None and now < full.until:  # it was not asked in this pass
+            self.enqueue(key, after_s=full.until - now)
+            return
         pause_s = min(self._settings.retry_max_s, self._settings.retry_min_s * 2.0**memory.failures)
+        if full is not None:
+            memory.full = replace(full, until=now + pause_s)
         memory.failures = min(memory.failures + 1, 30)
         level = logging.DEBUG if trouble == memory.trouble else logging.INFO  # the same trouble is one change
         logger.log(level, "pass is repeated", extra={"job": str(key), "why": trouble, "pause_s": pause_s})

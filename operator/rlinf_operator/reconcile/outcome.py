@@ -32,15 +32,28 @@ class Answers:
     """A sentence for each child that could not be created."""
     late_refused: tuple[str, ...] = ()
     """The same of pods that only the plan on its way needs."""
+    untried: int = 0
+    """Pods that were not tried, as they would have been refused like those."""
+    rest: int = 0
+    """Pods that are left to the next pass."""
+    over_quota: str = ""
+    """What a full quota said, of any of them."""
+    no_room: bool = False
+    """It said so of pods that the job needs."""
     makes_room: tuple[str, ...] = ()
     """DeletePod.makes_room of live pods that go before their successors, which a quota refuses."""
     going: bool = False
     """One of them because its namespace is being deleted."""
 
+    @property
+    def held(self) -> bool:
+        """Pods are still to be made."""
+        return bool(self.writes_refused or self.late_refused or self.rest)
+
 
 def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, now: datetime) -> RLJobStatus:
     """The status to write."""
-    if answers.writes_refused or answers.late_refused:
+    if answers.held:
         decided = _held(decided, observed)
     if answers.makes_room:
         room = [str(restart.Restart(at=now, pod=place, cause=Cause.STALE)) for place in answers.makes_room]
@@ -48,14 +61,17 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
     draft = Draft(replace(observed, status=decided), now=now)
     if answers.writes_refused:
         room_text = f"; {len(answers.makes_room)} pods that are replaced go first, to make room"
-        message = _first(answers.writes_refused) + (room_text if answers.makes_room else "")
-        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_MISSING, message)
+        message = _first(answers.writes_refused, untried=answers.untried) + (room_text if answers.makes_room else "")
+        reason = Reason.QUOTA_EXCEEDED if answers.no_room else Reason.PODS_MISSING
+        draft.set(JobCondition.PODS_READY, Status.FALSE, reason, message)
     elif answers.late_refused:
         plan = decided.plan
-        message = (
-            f"{plan.pending} is on its way: {_first(answers.late_refused)}; {plan.current} stays in force meanwhile"
-        )
+        said = _first(answers.late_refused, untried=answers.untried)
+        message = f"{plan.pending} is on its way: {said}; {plan.current} stays in force meanwhile"
         draft.set(JobCondition.PLAN_APPLIED, Status.UNKNOWN, Reason.PLAN_PENDING, message)
+    elif answers.rest:
+        message = f"{answers.rest} pods are still to be made"
+        draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, message)
     running = draft.find(JobCondition.RUNNING)
     waits = running is None or running.reason == Reason.WAITING_FOR_PLAN  # else the job goes on under an older plan
     if answers.infeasible:
@@ -74,7 +90,7 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
 
 
 def _held(decided: RLJobStatus, observed: Observed) -> RLJobStatus:
-    """The decided status without what only the refused children would have made true. The next pass tries again, and
+    """The decided status without what only children that are not there would have made true. The next pass goes on, and
     must find the life, the counts of pods, and for first pods the attempt, that this pass found; a pod that ended is
     counted, but not a place whose pod vanished: it would be counted with every try."""
     before, pods = observed.status, observed.pods
@@ -102,8 +118,9 @@ def _held(decided: RLJobStatus, observed: Observed) -> RLJobStatus:
     )
 
 
-def _first(refused: Sequence[str]) -> str:
-    return refused[0] + (f"; and {len(refused) - 1} more" if len(refused) > 1 else "")
+def _first(refused: Sequence[str], *, untried: int) -> str:
+    more = len(refused) + untried - 1
+    return refused[0] + (f"; and {more} more" if more else "")
 
 
 def _keep_transition_times(before: RLJobStatus, after: RLJobStatus) -> RLJobStatus:

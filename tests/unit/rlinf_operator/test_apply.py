@@ -163,8 +163,9 @@ async def test_a_plan_that_somebody_deleted_has_no_status_and_an_event_may_be_lo
     assert caplog.messages == ["event lost"]
 
 
-def pod(name):
-    return {"kind": "Pod", "metadata": {"name": name, "namespace": "team", "labels": LABELS}}
+def pod(name, pool="sim"):
+    labels = {**LABELS, "rlinf.io/pool": pool}
+    return {"kind": "Pod", "metadata": {"name": name, "namespace": "team", "labels": labels}}
 
 
 LABELS = {"rlinf.io/attempt": "2", "rlinf.io/component": "worker", "rlinf.io/pool": "sim", "rlinf.io/ordinal": "0"}
@@ -176,15 +177,17 @@ async def test_of_pods_that_are_refused_the_first_three_are_named_and_their_pred
         world.store.errors["create", name] = RLinfError("no")
     told = Event(type="Warning", reason="Made", message="")
     applied = await world.apply(
-        create_pods=tuple(map(pod, "abcdef")), events_of_made=(told,),
+        create_pods=(*(pod(name, pool=f"of-{name}") for name in "abcdef"), pod("g", pool="of-a")),
+        events_of_made=(told,),
         delete_pods=(
             DeletePod(name="old", uid="1", why="", for_successor=True), DeletePod(name="surplus", uid="2", why=""),
         ),
     )  # fmt: skip
     sentence = "Pod {} was refused by the API server: got no; it is tried again"
-    assert applied.try_again == "; ".join([*(sentence.format(name) for name in "abc"), "and 2 more"])
+    assert applied.try_again == "; ".join([*(sentence.format(name) for name in "abc"), "and 3 more"]), "g is not tried"
     written = [write[:2] for write in world.store.writes]
     assert ("create", "f") in written
+    assert ("create", "g") not in written
     assert ("delete", "surplus") in written
     assert ("delete", "old") not in written
     assert ("create", "Made") not in written
@@ -253,19 +256,19 @@ async def test_a_driver_is_told_step_by_step_as_long_as_it_agrees(answers, told,
 
 async def test_a_bug_among_many_writes_is_raised_after_all_of_them_have_ended():
     world = World()
-    world.store.errors["create", "a"] = KeyError("a bug")
+    world.store.errors["create", "b"] = KeyError("a bug")
     done = asyncio.Event()
     create = world.store.create
 
     async def slow(obj):
-        if obj["metadata"]["name"] == "b":
+        if obj["metadata"]["name"] == "c":
             await asyncio.sleep(0.01)
             done.set()
         return await create(obj)
 
     world.store.create = slow
     with pytest.raises(KeyError):
-        await world.apply(create_pods=(pod("a"), pod("b")))
+        await world.apply(create_pods=(pod("a"), pod("b"), pod("c")))
     assert done.is_set(), "no write of this pass may still be on its way in the next"
 
 

@@ -99,6 +99,18 @@ def test_pods_that_make_room_are_entered_so_that_nobody_takes_them_for_lost():
     assert fields == {"restarts": [f"2026-11-21T12:00:10Z math-sim-{n} Stale" for n in (0, 1)]}
 
 
+def test_a_full_quota_has_a_reason_of_its_own_and_says_how_many_pods_wait_for_it():
+    changed, _ = told(planned(), writes_refused=("Pod a: exceeded quota",), untried=8, no_room=True, over_quota="x")
+    assert changed == {JobCondition.PODS_READY: ("False", "QuotaExceeded", "Pod a: exceeded quota; and 8 more")}
+
+
+def test_of_first_pods_that_are_left_to_the_next_pass_nothing_is_written_but_how_many():
+    changed, fields = told(planned(), rest=1872)
+    assert changed == {JobCondition.PODS_READY: ("False", "PodsStarting", "1872 pods are still to be made")}
+    assert (fields["attempt"], fields["plan"].current) == (0, "")
+    assert [(p.name, p.desired) for p in fields["pools"]] == [("sim", 0), ("train", 0)]
+
+
 def test_pods_of_a_plan_on_its_way_that_are_refused_are_no_lack_of_the_job():
     world = running()
     changed, fields = told(world, late_refused=("Pod a was refused", "Pod b was refused"))

@@ -97,7 +97,7 @@ async def test_a_replacement_that_is_refused_costs_nothing_however_often_it_is_t
     status = await world.status()
     assert [e.split()[1:] for e in status["restarts"]] == [["math-sim-1-a1", "Program"]]
     assert (await world.condition("Degraded"))[:2] == ("True", "PodReplaced")
-    assert (await world.condition("PodsReady"))[:2] == ("False", "PodsMissing")
+    assert (await world.condition("PodsReady"))[:2] == ("False", "QuotaExceeded")
     assert "exceeded quota" in (await world.condition("PodsReady"))[2]
     assert len(world.events("PodEnded")) == 1
     world.quota.most = 1000

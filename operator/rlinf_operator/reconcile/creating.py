@@ -1,0 +1,110 @@
+"""Makes the pods of one job: few at first, more with each that was made, and no more once somebody says stop.
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| one per pod, at most AT_ONCE | - | its create | the API server; cancel by make() |
+
+A job of thousands of pods would otherwise stand in line for all connections at once: those at its end run into the
+deadline of their call, and each pod of another job waits behind them. Where the first pod is refused, the others would
+be refused as well, each with a call.
+
+| a create says | follows |
+|---|---|
+| made | one more at once, up to AT_ONCE: 1, 2, 4, ... in each round trip |
+| a full quota, a busy API server, a namespace that goes | no other is tried |
+| anything else: a webhook, a template that is wrong | no other of its pool is tried, as they have one template |
+
+A pass makes PER_PASS at most; the rest are for the next one, which stands behind those of other jobs in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlinf_api import names
+from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError
+from rlinf_operator.clients import objects
+from rlinf_operator.clients.api_errors import NamespaceTerminating
+from rlinf_operator.manifests.metadata import Manifest
+
+AT_ONCE: Final = 16
+"""Pods of one job on their way at once. 16: a third of the connections, so that no job has them all."""
+PER_PASS: Final = 128
+"""Pods that one pass makes. 128: a second of all that a small API server takes; most jobs are made in one pass."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Made:
+    """What became of pods, by name."""
+
+    refused: dict[str, RLinfError] = field(default_factory=dict)
+    untried: list[str] = field(default_factory=list)
+    """For what was refused before."""
+    rest: list[str] = field(default_factory=list)
+    """For the next pass."""
+
+    @property
+    def over_quota(self) -> bool:
+        return any(map(objects.is_over_quota, self.refused.values()))
+
+
+async def make(pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]]) -> Made:
+    """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more."""
+    made = Made(rest=[_name(pod) for pod in pods[PER_PASS:]])
+    waiting, under_way = deque(pods[:PER_PASS]), dict[asyncio.Task[None], Manifest]()
+    window, stopped, broken_pools, bug = 1, False, set[str](), None
+    try:
+        while under_way or (waiting and not stopped):
+            while waiting and not stopped and len(under_way) < window:
+                pod = waiting.popleft()
+                if _pool(pod) in broken_pools:
+                    made.untried.append(_name(pod))
+                else:
+                    under_way[asyncio.create_task(_made(create, pod), name=f"operator: create {_name(pod)}")] = pod
+            if not under_way:
+                break
+            done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                pod, error = under_way.pop(task), task.exception()
+                if error is None:
+                    window = min(AT_ONCE, window + 1)
+                elif isinstance(error, RLinfError) and not isinstance(error, InvariantBroken):
+                    made.refused[_name(pod)] = error
+                    stopped = stopped or _stops(error)
+                    broken_pools.add(_pool(pod))
+                else:
+                    stopped, bug = True, bug or error
+    finally:
+        for task in under_way:  # of a pass that is cancelled
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+    if bug is not None:
+        raise bug
+    made.untried += [_name(pod) for pod in waiting]
+    if stopped:
+        made.untried, made.rest = made.untried + made.rest, []
+    return made
+
+
+async def _made(create: Callable[[Manifest], Awaitable[None]], pod: Manifest) -> None:
+    await create(pod)
+
+
+def _stops(error: RLinfError) -> bool:
+    """Whether the next pod would hear the same, whatever it is made from."""
+    return objects.is_over_quota(error) or any(
+        isinstance(one, RetryableError | NamespaceTerminating) for one in (error, error.__cause__)
+    )
+
+
+def _name(pod: Manifest) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _pool(pod: Manifest) -> str:
+    """Empty: the driver's."""
+    return str(pod["metadata"]["labels"].get(names.LABEL_POOL, ""))

@@ -1,0 +1,144 @@
+"""Pods of one job are made in slow start, with a bound, and nobody is asked again by what would hear the same."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rlinf_api.errors import ClusterBusy, InvariantBroken, RLinfError
+from rlinf_operator.clients.api_errors import NamespaceTerminating
+from rlinf_operator.reconcile import creating
+from rlinf_operator.reconcile.creating import AT_ONCE, PER_PASS, make
+
+QUOTA = RLinfError("pods are forbidden: exceeded quota: team")
+
+
+def pod(name, pool="sim"):
+    labels = {"rlinf.io/pool": pool} if pool else {}
+    return {"kind": "Pod", "metadata": {"name": name, "labels": labels}}
+
+
+def pods(count, pool="sim"):
+    return [pod(f"{pool}-{number}", pool) for number in range(count)]
+
+
+class Server:
+    """Answers when it is told to: all creates that are under way, at once."""
+
+    def __init__(self, refuses: Callable[[str], BaseException | None] = lambda name: None):
+        self.refuses, self.most = refuses, 0
+        self.asked: list[str] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def create(self, manifest):
+        name = manifest["metadata"]["name"]
+        self.asked.append(name)
+        gate = asyncio.get_running_loop().create_future()
+        self._waiting.append(gate)
+        self.most = max(self.most, len(self._waiting))
+        await gate
+        if (error := self.refuses(name)) is not None:
+            raise error
+
+    async def rounds(self, task):
+        """How many were under way in each round trip."""
+        found = []
+        while not task.done():
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if self._waiting:
+                found.append(len(self._waiting))
+                gates, self._waiting = self._waiting, []
+                for gate in gates:
+                    if not gate.done():
+                        gate.set_result(None)
+        return found
+
+
+async def run(server, manifests):
+    task = asyncio.create_task(make(manifests, server.create))
+    rounds = await server.rounds(task)
+    return await task, rounds
+
+
+async def test_each_round_trip_makes_twice_as_many_up_to_the_bound():
+    server = Server()
+    made, rounds = await run(server, pods(100))
+    assert rounds == [1, 2, 4, 8, *[AT_ONCE] * 5, 5]
+    assert server.asked == [f"sim-{n}" for n in range(100)]
+    assert (made.refused, made.untried, made.rest) == ({}, [], [])
+
+
+async def test_a_pass_leaves_what_is_above_its_bound_to_the_next():
+    server = Server()
+    made, _ = await run(server, pods(PER_PASS + 2))
+    assert len(server.asked) == PER_PASS
+    assert made.rest == [f"sim-{PER_PASS}", f"sim-{PER_PASS + 1}"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QUOTA,
+        ClusterBusy("create of Pod", got="429"),
+        NamespaceTerminating("create of Pod", got="403"),
+    ],
+    ids=["quota", "busy", "namespace"],
+)
+async def test_one_call_is_made_where_all_would_be_refused(error):
+    def refuses(name):
+        wrapped = RLinfError(f"Pod {name} was refused", got=str(error))
+        wrapped.__cause__ = error
+        return wrapped
+
+    server = Server(refuses)
+    made, rounds = await run(server, [pod("driver", ""), *pods(PER_PASS + 50)])
+    assert (server.asked, rounds) == (["driver"], [1])
+    assert list(made.refused) == ["driver"]
+    assert len(made.untried) == PER_PASS + 50
+    assert made.rest == []
+    assert made.over_quota == (error is QUOTA)
+
+
+async def test_a_quota_that_has_room_for_some_is_asked_little_more_than_it_gives():
+    server = Server(lambda name: QUOTA if int(name.split("-")[1]) >= 20 else None)
+    made, rounds = await run(server, pods(120))
+    assert len(server.asked) <= 20 + AT_ONCE
+    assert len(made.refused) + len(made.untried) == 100
+    assert rounds[:4] == [1, 2, 4, 8]
+
+
+async def test_a_pool_that_is_refused_holds_up_no_other():
+    server = Server(lambda name: RLinfError("denied by a webhook") if name.startswith("gpu") else None)
+    made, _ = await run(server, [*pods(1, ""), *pods(40, "gpu"), *pods(40, "sim")])
+    assert {name for name in server.asked if name.startswith("gpu")} == set(made.refused)
+    assert len(made.refused) <= 2
+    assert len(made.refused) + len(made.untried) == 40
+    assert sum(1 for name in server.asked if name.startswith("sim")) == 40
+
+
+@pytest.mark.parametrize("bug", [KeyError("labels"), InvariantBroken("no such kind")])
+async def test_a_bug_is_raised_when_nothing_is_under_way_any_more(bug):
+    server = Server(lambda name: bug if name == "sim-3" else None)
+    task = asyncio.create_task(make(pods(50), server.create))
+    await server.rounds(task)
+    with pytest.raises(type(bug)):
+        await task
+    assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("operator: create")]
+
+
+async def test_a_pass_that_is_cancelled_leaves_no_create_behind():
+    server = Server()
+    task = asyncio.create_task(make(pods(50), server.create))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert server.asked
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("operator: create")]
+
+
+async def test_nothing_to_make_is_no_call():
+    made = await creating.make([], Server().create)
+    assert (made.refused, made.untried, made.rest) == ({}, [], [])
