@@ -76,7 +76,10 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         group="", resource="secrets", verbs=("create", "patch"),
         why="certificates of jobs: written, never read, listed or watched; their owner takes them along",
     ),
-    AccessRule(group="", resource="events", verbs=("create",), why="what happened, for people"),
+    AccessRule(
+        group="", resource="events", verbs=("create", "patch"),
+        why="what happened, for people; patch: one that is told again counts up",
+    ),
     AccessRule(
         group="kueue.x-k8s.io", resource="workloads", verbs=("create", "delete", "get", "list", "patch", "watch"),
         why="the place of a job in its queue; patch: while it waits; delete: of one that is suspended",

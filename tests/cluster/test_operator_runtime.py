@@ -38,7 +38,7 @@ def which(pod: Manifest) -> str:
 
 
 def test_a_job_waits_for_its_runtime_and_keeps_what_it_began_with(
-    cluster: Cluster, namespace: str, paced: Paced, tmp_path: Path
+    cluster: Cluster, image: str, namespace: str, paced: Paced, tmp_path: Path
 ):
     name = f"{namespace}.gpu"
 

@@ -20,8 +20,8 @@
 - {apiGroups: [""], resources: [configmaps], verbs: [create, get, list, patch, watch]}
 # certificates of jobs: written, never read, listed or watched; their owner takes them along
 - {apiGroups: [""], resources: [secrets], verbs: [create, patch]}
-# what happened, for people
-- {apiGroups: [""], resources: [events], verbs: [create]}
+# what happened, for people; patch: one that is told again counts up
+- {apiGroups: [""], resources: [events], verbs: [create, patch]}
 # the place of a job in its queue; patch: while it waits; delete: of one that is suspended
 - {apiGroups: [kueue.x-k8s.io], resources: [workloads], verbs: [create, delete, get, list, patch, watch]}
 # quota given back after an eviction; Finished

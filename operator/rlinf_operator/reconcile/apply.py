@@ -41,7 +41,8 @@ from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import creating, events, outcome
 from rlinf_operator.reconcile.creating import Made
 from rlinf_operator.reconcile.outcome import Answers
-from rlinf_operator.reconcile.state import Decision, DeletePod, Event, Observed
+from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
+from rlinf_operator.reconcile.telling import Recorder
 
 logger = logging.getLogger(__name__)
 FIRST_WRITES: Final = timedelta(minutes=10)
@@ -57,6 +58,7 @@ class Clients:
     drivers: Drivers
     authority: Authority
     clock: Callable[[], datetime]
+    recorder: Recorder
     queues: Queues | None = None
 
 
@@ -112,7 +114,8 @@ async def apply(
     told += [*decision.events, *events.of_roll(unwanted)]
     if decision.adjust is not None and not answers.not_adjusted:
         told.append(events.of_adjusted(decision.adjust))
-    await _emit(clients, observed, told if held else [*told, *decision.events_of_made])
+    told = told if held else [*told, *decision.events_of_made]
+    await clients.recorder.tell(observed, told, now=clients.clock())
     more = len(refused[3:]) + answers.untried
     told_of = [*refused[:3], f"and {more} more"] if more else refused
     others = (answers.scheduler_away, answers.driver_refused, answers.not_adjusted, answers.queue_refused)
@@ -409,39 +412,3 @@ async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, 
         await store.patch(
             "RLPlan", name, patch={"status": api.dump(status)}, namespace=observed.job.namespace, subresource="status"
         )
-
-
-async def _emit(clients: Clients, observed: Observed, told: Iterable[Event]) -> None:
-    """Events are for people and may be lost: a failure is logged and ends nothing."""
-    results = await asyncio.gather(
-        *(clients.store.create(event_manifest(event, observed, now=clients.clock())) for event in told),
-        return_exceptions=True,
-    )
-    for result in results:
-        if isinstance(result, RLinfError):
-            logger.warning("event lost", extra={"job": str(observed.key), "error": str(result)})
-        elif isinstance(result, BaseException):
-            raise result
-
-
-def event_manifest(event: Event, observed: Observed, *, now: datetime) -> Manifest:
-    pod = next((p for p in observed.pods if event.pod and p.name == event.pod), None)
-    about = (
-        {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
-        if pod is not None
-        else {"apiVersion": names.API_VERSION, "kind": "RLJob", "name": observed.job.name, "uid": observed.job.uid}
-    )
-    moment = times.text(now)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"generateName": f"{observed.job.name}.", "namespace": observed.job.namespace},
-        "involvedObject": {**about, "namespace": observed.job.namespace},
-        "type": event.type,
-        "reason": event.reason,
-        "message": event.message,
-        "source": {"component": names.MANAGER},
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "count": 1,
-    }

@@ -35,6 +35,7 @@ from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.observe import observe
 from rlinf_operator.reconcile.queue import WorkQueue
 from rlinf_operator.reconcile.state import Observed
+from rlinf_operator.reconcile.telling import Recorder
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,13 @@ class Reconciler:
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
-            store=store, scheduler=scheduler, drivers=self._drivers, authority=authority, clock=clock, queues=queues
+            store=store,
+            scheduler=scheduler,
+            drivers=self._drivers,
+            authority=authority,
+            clock=clock,
+            queues=queues,
+            recorder=Recorder(store),
         )
         self._store, self._settings, self._clock, self._runtimes = store, settings, clock, Runtimes(store)
         self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule

@@ -15,6 +15,7 @@ from rlinf_operator.manifests.metadata import Target
 from rlinf_operator.reconcile import apply
 from rlinf_operator.reconcile.apply import Applied, Clients
 from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Instruct
+from rlinf_operator.reconcile.telling import Recorder
 from tests.builders import NOW, ppo_job
 from tests.fakes.cluster import AUTHORITY
 
@@ -87,7 +88,12 @@ class World:
         self.world.report(plan_revision=1, plan_switches=1).step()
         self.observed = self.world.observed()
         self.clients = Clients(
-            store=self.store, scheduler=self.scheduler, drivers=self.drivers, authority=AUTHORITY, clock=lambda: NOW
+            store=self.store,
+            scheduler=self.scheduler,
+            drivers=self.drivers,
+            authority=AUTHORITY,
+            clock=lambda: NOW,
+            recorder=Recorder(self.store),
         )
 
     async def apply(self, *, may_leave_status=False, **decided):

@@ -11,7 +11,7 @@ from rlinf_api.job import RLJobStatus
 from rlinf_api.report import Failure
 from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodView
-from rlinf_operator.reconcile import apply, events
+from rlinf_operator.reconcile import events, telling
 from rlinf_operator.reconcile.state import DeletePod, Event
 from tests.builders import NOW, UID, ppo_job
 
@@ -103,7 +103,7 @@ def test_an_event_is_about_the_pod_where_that_is_there_and_about_the_job_otherwi
     told = Event(type="Warning", reason="PodEnded", message="m", pod="math-sim-0-a1")
     job = {"apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "name": "math", "uid": UID, "namespace": "team"}
     sim = {"apiVersion": "v1", "kind": "Pod", "name": "math-sim-0-a1", "uid": "pod-2", "namespace": "team"}
-    made = apply.event_manifest(told, world.observed(), now=NOW + timedelta(seconds=1))
+    made = telling.event_manifest(told, world.observed(), now=NOW + timedelta(seconds=1))
     moment = "2026-11-21T12:00:01Z"
     assert made == {
         "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "math.", "namespace": "team"},
@@ -112,7 +112,7 @@ def test_an_event_is_about_the_pod_where_that_is_there_and_about_the_job_otherwi
     }  # fmt: skip
     for name in ("", "math-sim-9-a1"):
         other = Event(type="Normal", reason="PodsReady", message="m", pod=name)
-        assert apply.event_manifest(other, world.observed(), now=NOW)["involvedObject"] == job
+        assert telling.event_manifest(other, world.observed(), now=NOW)["involvedObject"] == job
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
