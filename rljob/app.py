@@ -60,12 +60,11 @@ def validate(
     runtime: RuntimeFiles = None,
 ) -> None:
     """Check a manifest: one sentence per problem, saying what, where, and what to write instead."""
-    from rlinf_api import runtimes
     from rljob import manifest
 
     with _refused():
         given = manifest.given(file, beside=runtime or ())
-        wrong = [f"RLRuntime {n}: {p}" for n, one in given.runtimes.items() for p in runtimes.examine(one)[1]]
+        wrong = [f"RLRuntime {n}: {p}" for n, one in given.runtimes.items() for p in manifest.runtime_problems(one)]
     for sentence in wrong:
         typer.echo(sentence, err=True)
     if wrong:

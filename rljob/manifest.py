@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from rlinf_api import runtimes, sentences, supported
+from rlinf_api import names, runtimes, sentences, supported
 from rlinf_api.errors import InvalidManifest
 from rlinf_api.job import PoolSpec, Problem, RLJobSpec
-from rljob import documents
+from rlinf_api.runtimes import RLRuntimeSpec
+from rljob import documents, pod_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def resolved(job: dict[str, Any], known: dict[str, dict[str, Any]]) -> dict[str,
             got=", ".join(sorted(known)) or "no runtime",
             next=f"add it to the file as another document, or name its file: --runtime FILE ({ask})",
         )  # fmt: skip
-    spec, problems = runtimes.examine(known[name])
+    spec, problems = runtimes.examine(known[name])[0], runtime_problems(known[name])
     if spec is None or problems:
         raise InvalidManifest("; ".join(f"{runtimes.KIND} {name}: {problem}" for problem in problems))
     return runtimes.with_runtime(job, spec)
@@ -112,12 +113,34 @@ def check(manifest: dict[str, Any], *, has_plan: bool = False) -> Checked:
     with `has_plan` that plan says where they have."""
     spec, problems = supported.validate(manifest)
     if spec is not None:
-        problems = [*problems, *_flow_problems(spec)]
+        problems = [*problems, *_template_problems(spec), *_flow_problems(spec)]
     if spec is not None and not problems and not has_plan:
         problems = list(_room_problems(spec))
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
     return Checked(name=name, manifest=manifest, spec=spec, problems=tuple(problems))
+
+
+def _templates(spec: RLJobSpec | RLRuntimeSpec) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """(where it stands, the template, names of our containers in it)."""
+    agent, driver = names.CONTAINER_AGENT, names.CONTAINER_DRIVER
+    yield "spec.template", spec.template, (agent, driver)
+    yield "spec.driver.template", spec.driver.template, (driver,)
+    if isinstance(spec, RLRuntimeSpec):
+        yield "spec.poolDefaults.template", spec.pool_defaults.template, (agent,)
+    for pool in spec.pools:
+        yield f"spec.pools[{pool.name}].template", pool.template, (agent,)
+
+
+def _template_problems(spec: RLJobSpec | RLRuntimeSpec) -> Iterator[Problem]:
+    for field, template, _ in _templates(spec):
+        yield from pod_fields.check(field, template)
+
+
+def runtime_problems(manifest: dict[str, Any]) -> list[Problem]:
+    """Every problem of an RLRuntime."""
+    spec, problems = runtimes.examine(manifest)
+    return [*problems, *(_template_problems(spec) if spec is not None else ())]
 
 
 def _flow_problems(spec: RLJobSpec) -> Iterator[Problem]:
@@ -144,6 +167,8 @@ def _room_problems(spec: RLJobSpec) -> Iterator[Problem]:
 
 def advice(spec: RLJobSpec) -> Iterator[str]:
     """What a right manifest may be sorry for on a cluster, in sentences; what is wrong is refused."""
+    for field, template, ours in _templates(spec):
+        yield from pod_fields.sidecars(field, template, ours=ours)
     for pool in spec.pools:
         if missing := _not_asked_for(spec, pool):
             given, none = pool.slots.resource, " and no ".join(missing)

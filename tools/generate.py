@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUTS = ("crds", "rlinf_api/_pb", "helm", "docs")
+OUTPUTS = ("crds", "rlinf_api/_pb", "helm", "docs", "rljob")
 """Folders that generators write to; a generator that writes elsewhere adds its folder here."""
 
 
