@@ -47,7 +47,7 @@ class Runtimes:
 
     async def _ask(self, name: str) -> RuntimeFound:
         try:
-            return runtimes.read(await self._store.get(runtimes.KIND, name))
+            return runtimes.read(await self._store.get(runtimes.KIND, name, namespace=""))
         except NotFound:
             return runtimes.missing(name)
         except Forbidden as error:

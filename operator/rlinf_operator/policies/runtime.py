@@ -11,10 +11,12 @@ Pure; observe asks it before anything else looks at the spec.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_api import edits, runtimes, unknown
+from pydantic import ValidationError
+
+from rlinf_api import edits, runtimes, sentences, unknown
 from rlinf_api.conditions import JobState, Reason
 from rlinf_api.job import RLJobStatus, RuntimeStatus
 from rlinf_api.runtimes import RLRuntimeSpec, RuntimeFound
@@ -39,23 +41,33 @@ def keeps(name: str, status: RLJobStatus) -> bool:
 
 def as_it_began(status: RLJobStatus) -> RuntimeView | None:
     """Of a job that is over, or at work while nobody says what stands there by now."""
-    kept = status.runtime
-    return RuntimeView(kept=kept, spec=runtimes.kept_spec(kept.spec)) if kept is not None else None
+    return _kept(status.runtime) if status.runtime is not None else None
 
 
 def judge(found: RuntimeFound, status: RLJobStatus) -> RuntimeView:
     """`found`: what stands under the name that the spec has now."""
-    kept = _began_with(found.name, status)
-    spec = runtimes.kept_spec(kept.spec) if kept is not None else None
-    may_go_on = keeps(found.name, status) or (status.attempt > 0 and status.state == JobState.STARTING)
-    if kept is not None and spec is not None and may_go_on and (found.spec is None or keeps(found.name, status)):
-        if found.spec is not None and _said(found.spec) == _said(spec):
-            return RuntimeView(kept=kept, spec=spec)
-        return RuntimeView(kept=kept, spec=spec, reason=Reason.RUNTIME_CHANGED, message=_changed(found))
+    kept, at_work = _began_with(found.name, status), keeps(found.name, status)
+    starts = status.attempt > 0 and status.state == JobState.STARTING
+    if kept is not None and (at_work or (starts and found.spec is None)):
+        view = _kept(kept)
+        if view.spec is None or (found.spec is not None and _said(found.spec) == _said(view.spec)):
+            return view
+        return replace(view, reason=Reason.RUNTIME_CHANGED, message=_changed(found))
     if found.spec is None:
         return RuntimeView(kept=status.runtime, reason=found.reason, message=found.message)
     taken = RuntimeStatus(name=found.name, generation=found.generation, spec=_said(found.spec))
     return RuntimeView(kept=taken, spec=found.spec)
+
+
+def _kept(kept: RuntimeStatus) -> RuntimeView:
+    """What only the operator writes: it cannot be read where somebody else did, or where a field has other bounds."""
+    try:
+        return RuntimeView(kept=kept, spec=runtimes.kept_spec(kept.spec))
+    except ValidationError as error:
+        why = "; ".join(map(str, sentences.problems(error, RLRuntimeSpec, value=kept.spec, prefix="spec")))
+        remedy = f"suspend the job and resume it to have what {runtimes.KIND} {kept.name!r} says now"
+        message = f"status.runtime, which the job began with, cannot be read any more ({why}); {remedy}"
+        return RuntimeView(kept=kept, reason=Reason.RUNTIME_INVALID, message=message)
 
 
 def _began_with(name: str, status: RLJobStatus) -> RuntimeStatus | None:

@@ -14,9 +14,12 @@ from rljob.local.store import MemoryStore
 from tests.builders import ppo_job
 from tests.fakes.cluster import KEY, Cluster
 
+META = {"name": "gpu", "namespace": ""}
+"""It has none: it is of the cluster."""
+
 
 def gpu(**spec):
-    return {"apiVersion": names.API_VERSION, "kind": "RLRuntime", "metadata": {"name": "gpu"}, "spec": spec}
+    return {"apiVersion": names.API_VERSION, "kind": "RLRuntime", "metadata": META, "spec": spec}
 
 
 def named(name="gpu"):
@@ -33,7 +36,7 @@ class Platform(Cluster):
     async def put(self, **spec):
         """An administrator's write; the operator is a new process, as it remembers a runtime for a while."""
         if await self.has_it():
-            old = await self.store.get("RLRuntime", "gpu")
+            old = await self.store.get("RLRuntime", "gpu", namespace="")
             await self.store.replace({**gpu(**spec), "metadata": old["metadata"]})
         else:
             await self.store.create(gpu(**spec))
@@ -151,13 +154,29 @@ async def test_a_job_at_work_goes_on_without_its_runtime(cluster):
     await cluster.put(**image("ours:1"))
     await cluster.apply(named())
     await cluster.at_work()
-    await cluster.store.delete("RLRuntime", "gpu")
+    await cluster.store.delete("RLRuntime", "gpu", namespace="")
     cluster.restart()
     await cluster.settle()
     assert (await cluster.status())["state"] in ("Running", "Profiling")
     _, reason, message = await cluster.condition("Valid")
     assert reason == "RuntimeChanged"
     assert "cannot be used any more (spec.runtime names RLRuntime 'gpu', which is not there" in message
+
+
+async def test_a_copy_that_cannot_be_read_leaves_the_job_alone(cluster):
+    await cluster.put(**image("ours:1"))
+    await cluster.apply(named())
+    await cluster.at_work()
+    pods = await cluster.names("Pod")
+    broken = {"runtime": {"name": "gpu", "spec": {"poolDefaults": {"slots": {"perPod": "eight"}}}}}
+    await cluster.store.patch("RLJob", "math", namespace="team", patch={"status": broken}, subresource="status")
+    await cluster.settle()
+    status, reason, message = await cluster.condition("Valid")
+    assert (status, reason) == ("False", "RuntimeInvalid")
+    assert message.startswith("status.runtime, which the job began with, cannot be read any more (")
+    assert message.endswith("; suspend the job and resume it to have what RLRuntime 'gpu' says now")
+    assert await cluster.names("Pod") == pods
+    assert (await cluster.status())["runtime"]["spec"]["poolDefaults"]["slots"] == {"perPod": "eight"}
 
 
 async def test_a_resume_takes_what_the_runtime_says_by_then(cluster):

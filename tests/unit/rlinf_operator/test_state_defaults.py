@@ -22,7 +22,7 @@ DEFAULTS = {
     state.DriverView: {"report": None, "silent_s": 0.0},
     state.Observed: {
         "pods": (), "plans": (), "has_service": False, "network_policy": None, "config": None, "driver": None,
-        "unknown": (), "trusted": (), "queue": None, "progress_due": True,
+        "unknown": (), "trusted": (), "runtime": None, "queue": None, "progress_due": True,
     },
     state.Event: {"pod": ""},
     state.Instruct: {"switches": 0},
