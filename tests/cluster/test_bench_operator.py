@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench.operator_parts import scale, single
+from tools.bench.operator_parts import beside, scale, single
 from tools.bench.operator_parts.field import Field
 from tools.testcluster import kwok
 from tools.testcluster.cluster import Cluster
@@ -43,9 +43,12 @@ def test_a_whole_life_of_some_jobs_and_the_writes_of_one_are_measured(
     said: list[str] = []
     with Field(cluster, pods=WORKERS, folder=tmp_path) as field:
         writes = asyncio.run(single.writes(field))
+        large = asyncio.run(beside.measure(field, pods=2 * WORKERS, small=2, say=said.append))
         found = asyncio.run(scale.whole_life(field, jobs=JOBS, failures=2, say=said.append))
         assert cluster.api.get(f"/api/v1/namespaces/{field.namespace}/pods")["items"] == []
     # A pod each, and the plan, Service, NetworkPolicy, two Secrets, ConfigMap and a status at the very least.
+    assert set(large) == {"large_job_created", "small_jobs_beside_p99"}
+    assert all(value > 0 for value in large.values())
     assert writes >= (WORKERS + 1) + 7
     assert set(found) >= {
         "worker_pods_per_s", "operator_cpu_per_pod", "memory_all_jobs", "failure_to_condition_p99", "restart"

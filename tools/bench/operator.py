@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tools.bench.harness import BenchError, Measure, Row
-from tools.bench.operator_parts import scale, single
+from tools.bench.operator_parts import beside, scale, single
 from tools.bench.operator_parts.field import Field, Say
 
 WORKERS: Final = 9
@@ -28,10 +28,14 @@ WORKERS: Final = 9
 class Size:
     jobs: int
     failures: int
+    large: int
+    """Worker pods of the one job that is large."""
+    beside: int
+    """Small jobs beside it."""
 
 
-FULL: Final = Size(jobs=1000, failures=100)
-SMALL: Final = Size(jobs=50, failures=10)
+FULL: Final = Size(jobs=1000, failures=100, large=2000, beside=100)
+SMALL: Final = Size(jobs=50, failures=10, large=200, beside=20)
 
 
 class Session:
@@ -61,6 +65,10 @@ class Session:
         field, size = self.the_field(), self.size
         return asyncio.run(scale.whole_life(field, jobs=size.jobs, failures=size.failures, say=self.say))
 
+    def beside(self) -> Mapping[str, float]:
+        field, size = self.the_field(), self.size
+        return asyncio.run(beside.measure(field, pods=size.large, small=size.beside, say=self.say))
+
 
 _SESSION: Final = Session()
 
@@ -88,6 +96,7 @@ def _rows(size: Size) -> list[Row]:
     _SESSION.size = size
     # The order matters: memory of one job first, as a process does not give all of it back.
     one_job, all_jobs = _SESSION.one_job, _SESSION.all_jobs
+    large: Measure = _SESSION.beside
     killed: Measure = functools.partial(_SESSION.fail_over, killed=True)
     stopped: Measure = functools.partial(_SESSION.fail_over, killed=False)
     return [
@@ -102,6 +111,8 @@ def _rows(size: Size) -> list[Row]:
         ),
         Row(name="failover_killed", unit="s", better="lower", bar=20, subject=killed),
         Row(name="failover_stopped", unit="s", better="lower", bar=3, subject=stopped),
+        Row(name="large_job_created", unit="s", better="lower", bar=40, subject=large, runs=1),
+        Row(name="small_jobs_beside_p99", unit="s", better="lower", bar=5, subject=large, runs=1),
         Row(name="worker_pods_per_s", unit="pods/s", better="higher", bar=100, subject=all_jobs, runs=1),
         Row(name="operator_cpu_per_pod", unit="ms", better="lower", bar=10, subject=all_jobs, runs=1),
         Row(name="memory_all_jobs", unit="MiB", better="lower", bar=300, subject=all_jobs, runs=1),

@@ -122,9 +122,10 @@ class Field:
             text = answer.read().decode()
         return json.loads(text) if text.startswith("{") else text
 
-    def job(self, name: str) -> Manifest:
-        """PPO with the field's number of worker pods, one slot each."""
-        env = self.pods - 2
+    def job(self, name: str, *, pods: int = 0) -> Manifest:
+        """PPO with the field's number of worker pods, or another, one slot each."""
+        pods = pods or self.pods
+        env = pods - 2
         return {
             "apiVersion": "rlinf.io/v1alpha1",
             "kind": "RLJob",
@@ -142,7 +143,7 @@ class Field:
                 ],
                 "pools": [
                     {
-                        "name": "cpu", "roles": ["env", "rollout", "actor"], "pods": self.pods,
+                        "name": "cpu", "roles": ["env", "rollout", "actor"], "pods": pods,
                         "slots": {"perPod": 1, "cpu": "100m", "memory": "256Mi"},
                         "template": {"spec": {"nodeSelector": SELECTED, "tolerations": [TOLERATED]}},
                     }

@@ -65,13 +65,13 @@ async def whole_life(field: Field, *, jobs: int, failures: int, say: Say) -> Map
         await asyncio.sleep(QUIET_S)
         say(f"they were quiet: {used.lap()}")
         latencies = [await _fail(load, names[-1 - k % jobs]) for k in range(failures)]
-        found["failure_to_condition_p99"] = _p99(latencies)
+        found["failure_to_condition_p99"] = p99(latencies)
         say(f"failures to conditions: {' '.join(f'{s:.2f}' for s in sorted(latencies)[-8:])} s at most")
         used.lap()
         found["restart"] = await asyncio.to_thread(_restart, field, jobs)
         say(f"restarted after {found['restart']:.1f} s; the operator has {field.resident_mib():.0f} MiB")
         used = _Used(field)
-        await _end(load, names, limit_s=limit_s)
+        await end(load, names, limit_s=limit_s)
         ended = used.lap()
         say(f"they completed and are gone: {ended}")
         cpu_s = sum(lap["operator"] * lap.wall_s for lap in (created, ran, ended))
@@ -170,7 +170,7 @@ async def _a_worker(load: Load, job: str) -> Manifest:
     return next(pod for pod in pods if pod["status"]["phase"] == "Running")
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
@@ -190,7 +190,7 @@ def _restart(field: Field, jobs: int) -> float:
         time.sleep(0.2)
 
 
-async def _end(load: Load, names: list[str], *, limit_s: float) -> None:
+async def end(load: Load, names: list[str], *, limit_s: float) -> None:
     await asyncio.to_thread(load.field.stubs, "/complete", method="POST")
     await load.until(names, is_complete, what="all jobs to complete", timeout_s=limit_s)
     await load.until_count("Pod", len(names), timeout_s=limit_s)  # the drivers stay for readers
