@@ -39,10 +39,10 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import creating, events, outcome
-from rlinf_operator.reconcile.creating import Made
+from rlinf_operator.reconcile.creating import PodsMade
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
-from rlinf_operator.reconcile.telling import Recorder
+from rlinf_operator.reconcile.telling import EventRecorder
 
 logger = logging.getLogger(__name__)
 FIRST_WRITES: Final = timedelta(minutes=10)
@@ -58,7 +58,7 @@ class Clients:
     drivers: Drivers
     authority: Authority
     clock: Callable[[], datetime]
-    recorder: Recorder
+    recorder: EventRecorder
     queues: Queues | None = None
 
 
@@ -163,13 +163,13 @@ async def _create_children(decision: Decision, observed: Observed, clients: Clie
         return Answers()
     pods = sorted(decision.create_pods, key=lambda pod: pod["metadata"]["name"] in decision.late_pods)
     if no_room:
-        made = Made(untried=[pod["metadata"]["name"] for pod in pods])
+        made = PodsMade(untried=[pod["metadata"]["name"] for pod in pods])
     else:
         made = await creating.make(pods, lambda pod: _create(clients.store, pod, observed))
     return _answers(decision, made, no_room=no_room)
 
 
-def _answers(decision: Decision, made: Made, *, no_room: str) -> Answers:
+def _answers(decision: Decision, made: PodsMade, *, no_room: str) -> Answers:
     late = tuple(str(error) for name, error in made.refused.items() if name in decision.late_pods)
     due = {name: error for name, error in made.refused.items() if name not in decision.late_pods}
     said, of_due = tuple(map(str, due.values())), any(map(objects.is_over_quota, due.values()))

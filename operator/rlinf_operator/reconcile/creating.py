@@ -38,7 +38,7 @@ PER_PASS: Final = 128
 
 
 @dataclass(slots=True, kw_only=True)
-class Made:
+class PodsMade:
     """What became of pods, by name."""
 
     refused: dict[str, RLinfError] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Made:
         return any(map(objects.is_over_quota, self.refused.values()))
 
 
-async def make(pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]]) -> Made:
+async def make(pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]]) -> PodsMade:
     """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more."""
-    made = Made(rest=[_name(pod) for pod in pods[PER_PASS:]])
+    made = PodsMade(rest=[_name(pod) for pod in pods[PER_PASS:]])
     waiting, under_way = deque(pods[:PER_PASS]), dict[asyncio.Task[None], Manifest]()
     window, stopped, broken_pools, bug = 1, False, set[str](), None
     try:

@@ -35,7 +35,7 @@ from rlinf_operator.reconcile.decide import decide
 from rlinf_operator.reconcile.observe import observe
 from rlinf_operator.reconcile.queue import WorkQueue
 from rlinf_operator.reconcile.state import Observed
-from rlinf_operator.reconcile.telling import Recorder
+from rlinf_operator.reconcile.telling import EventRecorder
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Reconciler:
             authority=authority,
             clock=clock,
             queues=queues,
-            recorder=Recorder(store),
+            recorder=EventRecorder(store),
         )
         self._store, self._settings, self._clock, self._runtimes = store, settings, clock, Runtimes(store)
         self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule

@@ -77,7 +77,7 @@ class _Latest(Generic[T]):
         return len(self._entries)
 
 
-class Recorder:
+class EventRecorder:
     """Called from one event loop, for one job by one pass at a time."""
 
     def __init__(self, store: ObjectStore, *, clock: Callable[[], float] = time.monotonic) -> None:

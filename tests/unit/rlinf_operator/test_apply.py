@@ -15,7 +15,7 @@ from rlinf_operator.manifests.metadata import Target
 from rlinf_operator.reconcile import apply
 from rlinf_operator.reconcile.apply import Applied, Clients
 from rlinf_operator.reconcile.state import Decision, DeletePod, Drain, Event, Instruct
-from rlinf_operator.reconcile.telling import Recorder
+from rlinf_operator.reconcile.telling import EventRecorder
 from tests.builders import NOW, ppo_job
 from tests.fakes.cluster import AUTHORITY
 
@@ -93,7 +93,7 @@ class World:
             drivers=self.drivers,
             authority=AUTHORITY,
             clock=lambda: NOW,
-            recorder=Recorder(self.store),
+            recorder=EventRecorder(self.store),
         )
 
     async def apply(self, *, may_leave_status=False, **decided):

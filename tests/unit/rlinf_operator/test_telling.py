@@ -7,7 +7,7 @@ import pytest
 from rlinf_api.errors import RLinfError
 from rlinf_operator.reconcile import telling
 from rlinf_operator.reconcile.state import Event
-from rlinf_operator.reconcile.telling import COMBINED, TOLD_APART, WINDOW_S, Recorder
+from rlinf_operator.reconcile.telling import COMBINED, TOLD_APART, WINDOW_S, EventRecorder
 from rljob.local.store import MemoryStore
 from tests.builders import NOW, ppo_job
 
@@ -16,7 +16,7 @@ class World:
     def __init__(self):
         self.store, self.now = MemoryStore(clock=lambda: NOW), 0.0
         self.observed = ppo_job().world().created().observed()
-        self.recorder = Recorder(self.store, clock=lambda: self.now)
+        self.recorder = EventRecorder(self.store, clock=lambda: self.now)
 
     async def tell(self, *messages, reason="PodEnded", pod=""):
         told = [Event(type="Warning", reason=reason, message=message, pod=pod) for message in messages]
