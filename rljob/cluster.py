@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from rlinf_api import names
+from rlinf_api import names, runtimes
 from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.profile import Profile, RLProfileSpec, key_of
@@ -47,6 +47,7 @@ class Cluster:
 @dataclass(frozen=True, slots=True)
 class JobWithPlans:
     job: Manifest
+    """As if it had written itself what its runtime says."""
     plans: dict[str, Manifest]
     """By name, in the order of their revisions."""
 
@@ -61,7 +62,7 @@ def objects(job: str, cluster: Cluster) -> JobWithPlans:
         listed = (await store.list("RLPlan", namespace=cluster.namespace, label_selector=selector)).items
         own = [plan for plan in listed if plan["spec"]["job"].get("uid") == found["metadata"]["uid"]]
         own.sort(key=lambda plan: int(plan["spec"]["revision"]))
-        return JobWithPlans(found, {str(plan["metadata"]["name"]): plan for plan in own})
+        return JobWithPlans(runtimes.of_job(found), {str(plan["metadata"]["name"]): plan for plan in own})
 
     return asyncio.run(_with_store(cluster, read))
 
@@ -74,7 +75,7 @@ def measured(job: str, cluster: Cluster) -> tuple[Profile, ...]:
             found = await store.get("RLJob", job, namespace=cluster.namespace)
         except NotFound as error:
             raise _no_job(job, cluster) from error
-        name = names.profile_name(key_of(RLJobSpec.model_validate(found["spec"])))
+        name = names.profile_name(key_of(RLJobSpec.model_validate(runtimes.of_job(found)["spec"])))
         what = f"nothing that was measured of job {job} is kept yet"
         wanted = "a decision of the scheduler, behind spec.placement.profileSteps"
         look = f"kubectl get rlprofiles -n {cluster.namespace}"

@@ -92,6 +92,29 @@ async def test_a_jobs_graph_and_other_pods_are_told_by_what_the_scheduler_kept(s
     assert float(more.splitlines()[1].split()[0]) < 0.9 * float(weighed.splitlines()[1].split()[0])
 
 
+async def test_a_job_that_names_a_runtime_is_looked_at_with_what_that_says(store):
+    """As its driver is: the key is of the slots that the runtime gave it."""
+    job, world, first = await begun(store)
+    whole = job["spec"]["pools"][0]["slots"]
+    said = {"poolDefaults": {"slots": {"memory": whole["memory"]}}}
+    status = {"runtime": {"name": "gpu", "generation": 1, "spec": said}}
+    await keep(store, job, world, first)
+    bare = {**job, "metadata": {"name": "drawn-14", "namespace": "team"}}
+    await store.delete("RLJob", "drawn-14", namespace="team")
+    pool = {**job["spec"]["pools"][0], "slots": {k: v for k, v in whole.items() if k != "memory"}}
+    made = await store.create({**bare, "spec": {**job["spec"], "runtime": "gpu", "pools": [pool]}})
+    await store.patch("RLJob", "drawn-14", patch={"status": status}, namespace="team", subresource="status")
+    made = await store.get("RLJob", "drawn-14", namespace="team")
+    await store.create(plan_manifest(first.model_copy(update={"job": _ref(made)}), namespace="team"))
+    await keep(store, job, world, first, uid=made["metadata"]["uid"])
+    told = await ask(lambda: reasons.what_if(("drawn-14", TEAM), pods={}, memory_gib=0, more=False))
+    assert "now, as simulated" in told
+
+
+def _ref(job):
+    return JobRef(name=job["metadata"]["name"], uid=job["metadata"]["uid"])
+
+
 async def test_a_job_of_which_nothing_is_kept_says_where_to_look(store):
     job, world, first = await begun(store)
     where = ("drawn-14", TEAM)
