@@ -48,6 +48,7 @@ def agent(**fields):
             agent(ports=[{"containerPort": "80"}]),
             f"{AGENT}.ports[0].containerPort: got '80', wanted a whole number; write that",
         ),
+        ({"spec": {"priority": True}}, "spec.priority: got true, wanted a whole number; write that"),
         ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork: got 'yes', wanted true or false; write that"),
         ({"spec": {"nodeSelector": {"gpu": True}}}, "spec.nodeSelector.gpu: got true, wanted text; write it in quotes"),
         ({"spec": {"securityContext": "none"}}, "spec.securityContext: got text, wanted a mapping; write that"),
