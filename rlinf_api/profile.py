@@ -160,7 +160,7 @@ class ChannelProfile(Model):
 
 
 class Profile(Model):
-    key: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+    key: Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
     """Of job and hardware (`key_of`): what has the same key may begin with this profile."""
     job: JobRef
     revision: Annotated[int, Field(ge=1)]
@@ -248,7 +248,7 @@ class RLProfileSpec(Model):
                       updated="2026-11-26T12:00:00Z", reports=[Profile(...), ...])
     """
 
-    key: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+    key: Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
     """Of job and hardware (`key_of`)."""
     job: JobRef
     """Whose steps these are; it may be long gone."""

@@ -14,8 +14,11 @@ DOCUMENTS = gen_crds.documents()
 CRDS = {name: yaml.safe_load(text) for name, text in DOCUMENTS.items()}
 FILES = sorted(DOCUMENTS)
 RUNTIMES = "rlinf.io_rlruntimes.yaml"
-"""Of the whole cluster, and nobody writes a status of it."""
-WITH_STATUS = [name for name in FILES if name != RUNTIMES]
+"""Of the whole cluster."""
+PROFILES = "rlinf.io_rlprofiles.yaml"
+"""Written whole, by the scheduler alone: nobody joins lists in it."""
+WITH_STATUS = [name for name in FILES if name not in (RUNTIMES, PROFILES)]
+"""The others have a spec alone, which is kept as it was written."""
 COMBINERS = {"anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "title", "const", "examples"}
 
 
@@ -75,7 +78,7 @@ def test_list_maps_name_a_required_key_of_their_entries(name):
             for key in node["x-kubernetes-list-map-keys"]:
                 entry = node["items"]
                 assert key in entry["required"] or "default" in entry["properties"][key], f"{path} key {key}"
-    assert found >= (1 if name == RUNTIMES else 3)
+    assert found >= {RUNTIMES: 1, PROFILES: 0}.get(name, 3)
 
 
 def rules(name):
@@ -119,7 +122,7 @@ def test_a_plans_spec_cannot_change():
 @pytest.mark.parametrize("name", FILES)
 def test_status_is_a_subresource_and_columns_point_at_fields_that_exist(name):
     version = crd(name)["spec"]["versions"][0]
-    assert version.get("subresources") == (None if name == RUNTIMES else {"status": {}})
+    assert version.get("subresources") == ({"status": {}} if name in WITH_STATUS else None)
     assert crd(name)["spec"]["scope"] == ("Cluster" if name == RUNTIMES else "Namespaced")
     for column in version["additionalPrinterColumns"]:
         node = root(name)

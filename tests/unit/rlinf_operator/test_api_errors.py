@@ -130,6 +130,6 @@ def test_an_object_is_found_where_its_group_is(kind, where, path):
 
 
 def test_a_kind_that_the_operator_has_no_business_with_is_a_bug():
-    with pytest.raises(InvariantBroken, match=r"no business with kind 'Node': wanted RLJob, RLPlan, Pod,"):
+    with pytest.raises(InvariantBroken, match=r"no business with kind 'Node': wanted RLJob, RLPlan, RLProfile, Pod,"):
         kube.path_of("Node")
     assert issubclass(InvariantBroken, RLinfError)
