@@ -10,7 +10,7 @@ from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_scheduler.planner import search, spec
 from rlinf_scheduler.planner.infeasible import Infeasible
-from rlinf_scheduler.planner.problem import Cost, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
+from rlinf_scheduler.planner.problem import Cost, CycleEdge, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
 from rlinf_scheduler.planner.search import Found, plan
 from tests.builders import UID
 from tools import workloads
@@ -116,6 +116,17 @@ def test_collocated_roles_take_turns_with_all_that_share_a_pool_with_them_and_wi
     found = plan(replace(problem, pools=each, mode=PlacementMode.COLLOCATED))
     assert isinstance(found, Found)
     assert {tuple(sorted(t.role for t in region.turns)) for region in found.best.candidate.regions} == wanted
+
+
+def test_the_ends_of_a_cycle_say_themselves_what_travels_together():
+    """What is largest is chosen of the others: fewest costs of a batch, fewest changes of turn."""
+    roles = (role("ask", 1), role("answer", 10), role("learn", 20, per_batch_ms=Cost(5.0)))
+    cycle = CycleEdge(front="ask", back="answer", round_trips=4)
+    found = plan(replace(chain(*roles, slots=3), edges=(QueueEdge("answer", "learn"),), cycle=cycle))
+    assert isinstance(found, Found)
+    sizes = {name: choice.micro_batch for name, choice in found.best.candidate.choices.items()}
+    assert (sizes["ask"], sizes["answer"]) == (1, 1)
+    assert sizes["learn"] > 1
 
 
 def test_nested_cuts_of_three_roles():
