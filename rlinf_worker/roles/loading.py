@@ -1,9 +1,9 @@
 """Importing a module of the user's own, and making what it defines: what is wrong in one sentence, whatever it raises.
 
-For: the three seams at which a manifest names code (flow, role, environment). Of a module of ours only what its image
-lacks is told so; anything else is a bug. What can be known before the first step fails the job at once, so a module
-that does not import is a UserError; only what the machine refuses (a disk that does not answer, no memory) is tried
-again, and anything once the job has begun: see LoadFailed.
+For: the seams at which a manifest names code (flow, role, environment, reward, loss). Of a module of ours only what its
+image lacks is told so; anything else is a bug. What can be known before the first step fails the job at once, so a
+module that does not import is a UserError; only what the machine refuses (a disk that does not answer, no memory) is
+tried again, and anything once the job has begun: see LoadFailed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import traceback
 from collections.abc import Callable
 from types import ModuleType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rlinf_api.errors import RetryableError, RLinfError, UserError
 
@@ -34,6 +34,19 @@ def module(name: str, *, what: str, next: str, ours: bool = False) -> ModuleType
         return importlib.import_module(name)
     except ImportError as error:
         raise LoadFailed(what, got=told(error), next=next) from error
+
+
+def function(name: str, *, what: str, field: str) -> Callable[..., Any]:
+    """A user's `module:function`, which `field` of the manifest names; LoadFailed where it is not there."""
+    module_name, _, attribute = name.partition(":")
+    remedy = "put it into this pool's image, or its folder on PYTHONPATH"
+    found = getattr(module(module_name, what=f"{what} {name!r}", next=remedy), attribute, None)
+    if not callable(found):
+        raise LoadFailed(
+            f"{what} {name!r} is not there", got=f"{module_name} has no function {attribute!r}", next=f"correct {field}"
+        )
+    theirs: Callable[..., Any] = found
+    return theirs
 
 
 def call(theirs: Callable[[], T], *, what: str, next: str, correct: str = CORRECT) -> T:

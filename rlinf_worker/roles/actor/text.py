@@ -279,15 +279,7 @@ def _own_loss(kind: str) -> OwnLoss | None:
     """Of module:function; None: one of ours."""
     if ":" not in kind:
         return None
-    module_name, _, attribute = kind.partition(":")
-    remedy = "put it into this pool's image, or its folder on PYTHONPATH"
-    module = loading.module(module_name, what=f"loss {kind!r}", next=remedy)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise loading.LoadFailed(
-            f"loss {kind!r} is not there", got=f"{module_name} has no function {attribute!r}",
-            next="correct spec.flow.config.loss.kind",
-        )  # fmt: skip
+    function = loading.function(kind, what="loss", field="spec.flow.config.loss.kind")
 
     def called(batch: TokenBatch) -> Tensor:
         try:

@@ -31,17 +31,7 @@ def function_of(config: Mapping[str, Any]) -> Function:
         return _comparing(config)
     if name == MATH:
         return _mathematical(config)
-    module_name, _, attribute = name.partition(":")
-    remedy = "put it into this pool's image, or its folder on PYTHONPATH"
-    module = loading.module(module_name, what=f"reward function {name!r}", next=remedy)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise loading.LoadFailed(
-            f"reward function {name!r} is not there", got=f"{module_name} has no function {attribute!r}",
-            next="correct spec.roles[reward].config.function",
-        )  # fmt: skip
-    found: Function = function
-    return found
+    return loading.function(name, what="reward function", field="spec.roles[reward].config.function")
 
 
 def _comparing(config: Mapping[str, Any]) -> Function:
