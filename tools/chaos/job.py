@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class _Tail:
+class Tail:
     """Whole lines of a growing .jsonl file, read once."""
 
     path: Path
@@ -144,7 +144,7 @@ class Job:
         self._known: dict[int, psutil.Process] = {}
         self._named: dict[psutil.Process, Part | None] = {}
         self._looked_at = 0.0
-        self._tails = {name: _Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "metrics", "events")}
+        self._tails = {name: Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "metrics", "events")}
 
     def _inside(self, options: tuple[str, ...]) -> list[str]:
         disk = f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"

@@ -43,6 +43,7 @@ from rlinf_api.errors import UserError
 from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.simulate import simulate
 from rljob import plan as verbs
+from tools.chaos.job import Tail
 from tools.prove.world import World
 from tools.workloads import ROOT, entries, job
 
@@ -127,6 +128,7 @@ class LocalRun:
         self.folder, self.work_dir = folder, folder / "work"
         self.file, self.name = folder / "job.yaml", schedule.manifest["metadata"]["name"]
         self.file.write_text(yaml.safe_dump(schedule.manifest), encoding="utf-8")
+        self._tails = {name: Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "events")}
         self.starts = 0
         self.process = self._start()
         self.known: dict[int, psutil.Process] = {}
@@ -169,9 +171,7 @@ class LocalRun:
         return found
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.work_dir / f"{name}.jsonl"
-        whole = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
-        return [json.loads(line) for line in whole]
+        return self._tails[name].read()
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         found = []
@@ -246,11 +246,10 @@ def _go_through(run: LocalRun, schedule: Schedule, done: list[str]) -> None:
         now = time.monotonic()
         committed = max((line["step"] for line in run.lines("lineage")), default=0)
         events = [event["event"] for event in run.lines("events")]
-        for strike in waiting:
+        for strike in list(waiting):
             if (events.count(strike.phase) if strike.phase else committed) >= strike.at:
+                waiting.remove(strike)
                 due.append((now + strike.after_s, strike))
-        waiting = [strike for strike in waiting if not any(strike is one for _, one in due)]
-        waiting = [strike for strike in waiting if str(strike) not in done]
         for at, strike in list(due):
             if now >= at:
                 due.remove((at, strike))
