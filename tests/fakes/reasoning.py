@@ -64,6 +64,12 @@ def reinforce(batch: Any) -> Any:
     return -batch.advantage_T * batch.logprob_T
 
 
+def unhurried(batch: Any) -> Any:
+    """A learner that is slower than its rollout on any machine."""
+    time.sleep(0.2)
+    return reinforce(batch)
+
+
 def loss_that_raises(batch: Any) -> Any:
     raise KeyError("beta")
 
