@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from time import monotonic
@@ -39,6 +40,9 @@ Piece = Callable[[str], AbstractContextManager[object]]
 
 MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
 SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would stand before the one that is waited for
+LOOKS_SHARE: Final = 0.01
+"""Of the time, for looks at what is in use: the kernel adds up a process of a gigabyte in 10 ms, and who has the next
+turn waits for it. A turn of 20 ms would last 40."""
 _WAITING: Final = ("wait_data", "wait_turn")
 
 
@@ -58,7 +62,8 @@ class Residence:
         self._piece, self._step, self._footprint, self._left = piece, step, footprint, left
         self._peak = self._offloaded = 0  # bytes on the slots, at most and when offloaded, as far as the role says
         self.seen: dict[str, int] = {}
-        """Bytes on the slots, measured, before and after the last offload."""
+        """Bytes on the slots, measured, before and after the last offload that was looked at."""
+        self._looks_again_at = -math.inf
         self.role: object = None
         self.is_loaded = True  # a role builds itself on its slots
         self.seconds = {"load": 0.0, "offload": 0.0}
@@ -113,7 +118,10 @@ class Residence:
                 self._spill()
                 return
             is_there = self.is_loaded and isinstance(self.role, Offloadable)
-            before = await self._look() if is_there else None  # outside of the span: it is no part of the move
+            begun = monotonic()
+            is_looked_at = is_there and begun >= self._looks_again_at
+            before = await self._look() if is_looked_at else None  # outside of the span: it is no part of the move
+            looked = monotonic() - begun
             offloading, said, was_loaded = self._recorder.begin("offload", step=self._step()), 0, self.is_loaded
             try:
                 self._spill()  # first, as it needs the device as it is
@@ -126,7 +134,10 @@ class Residence:
                 seconds = offloading.end()
                 self.seconds["offload"] += seconds
             if was_loaded and not self.is_loaded:
-                self._compare(before, await self._look(), said=said)
+                if is_looked_at:
+                    begun = monotonic()
+                    self._compare(before, await self._look(), said=said)
+                    self._looks_again_at = monotonic() + (looked + monotonic() - begun) / LOOKS_SHARE
                 self._peak, self._offloaded = max(self._peak, said), self.memory_bytes
                 self._recorder.sums.moved("offload", seconds, said - self._offloaded)
 

@@ -20,6 +20,7 @@ from rlinf_worker.roles.protocol import Memory
 from rlinf_worker.runtime.ends import ChannelEnds
 from rlinf_worker.settings import Settings
 from rlinf_worker.spans import Recorder
+from rlinf_worker.turns import worker as turns_worker
 from rlinf_worker.turns.term import Progress
 from rlinf_worker.turns.worker import Turns
 
@@ -221,6 +222,27 @@ async def test_what_a_role_keeps_on_its_slots_is_measured_around_its_offload(ben
     await bench.until("content")
     assert len(bench.left) == 1, "it was off its slots already"
     await end(task)
+
+
+@pytest.mark.parametrize(("apart_s", "looked_at"), [(0.0, 1), (1.9, 1), (2.1, 2)])
+async def test_looks_at_memory_take_a_hundredth_of_the_time(bench, monkeypatch, apart_s, looked_at):
+    """Each takes 10 ms, for which who has the next turn waits: two now, and no more for 2 s."""
+    clock = [100.0]
+    monkeypatch.setattr(turns_worker, "monotonic", lambda: clock[0])
+    measure, residence = bench.now, bench.turns.residence
+
+    def slow() -> int | None:
+        clock[0] += 0.010
+        return measure()
+
+    monkeypatch.setattr(bench, "now", slow)
+    await residence.offload()
+    assert clock[0] == pytest.approx(100.020)
+    await residence.load()
+    clock[0] += apart_s
+    await residence.offload()
+    assert (len(bench.left), bench.role.did) == (looked_at, ["offload", "load", "offload"])
+    assert residence.memory().offloaded == 10, "what it says of itself is asked each time"
 
 
 async def test_of_memory_that_nobody_can_measure_nothing_is_said(bench):
