@@ -3,7 +3,7 @@
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
 | watches | clients/reflector.py | | |
-| jobs check | handlers/check.py | | |
+| known jobs | handlers/known.py | | |
 | certificates | the CA's Secret, the clock | a twentieth of a certificate's life, 10 min at most | time |
 | passes | reconcile/loop.py | | |
 | memory | - | TRIM_S | time |
@@ -32,10 +32,10 @@ from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.kueue import Kueue
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.clients.scheduler import GrpcScheduler
-from rlinf_operator.handlers.check import JobsCheck
+from rlinf_operator.handlers.known import KnownJobs
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.handlers.rljobs import Watcher, login_of
-from rlinf_operator.manifests.metadata import Manifest
+from rlinf_operator.manifests.metadata import JobKey, Manifest
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.policies import pod_view
 from rlinf_operator.process import ProcessSettings
@@ -80,33 +80,33 @@ class Leader:
             self._operator.scheduler_address, tls=rpc.TlsFolder(self._tls), timeout_s=self._operator.call_timeout_s
         )
         namespaces = process.namespaces(self._process)
-        refusals = Refusals(metrics=self._metrics, on_change=lambda namespace: self._reconciler.look_at(namespace))
+        refusals = Refusals(metrics=self._metrics, on_change=lambda namespace: self._namespace_changed(namespace))
         store = CachedStore(
             self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
             inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces, watches=self._standing,
-            refusals=refusals,
+            refusals=refusals, on_job_written=lambda job: self._known.wrote(_key(job), version=_version(job)),
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
             on_rule=lambda action: self._metrics.rules.labels(action=action).inc(),
-            queues=Kueue(store, self._api, metrics=self._metrics),
+            queues=Kueue(store, self._api, metrics=self._metrics), on_gone=lambda key: self._known.gone(key),
         )  # fmt: skip
-        check = JobsCheck(
-            self._standing, enqueue=self._reconciler.enqueue, metrics=self._metrics,
-            is_own=lambda key, version: store.wrote_job(key.namespace, key.name, version=version),
-            every_s=self._process.jobs_check_s, namespaces=namespaces, refusals=refusals,
+        self._known = KnownJobs(enqueue=self._reconciler.enqueue, metrics=self._metrics)
+        kopf = Watcher(
+            self._known, namespaces=namespaces, login=login_of(self._connection.configuration),
+            inactivity_s=self._process.watch_inactivity_s,
         )  # fmt: skip
-        kopf = Watcher(check.seen, namespaces=namespaces, login=login_of(self._connection.configuration))
         try:
             async with asyncio.TaskGroup() as group:
                 store.start(group)
                 await store.wait_listed(timeout_s=FIRST_LIST_S)
-                self._watch_over(store, check)
+                self._watch_over(store)
                 group.create_task(certificates.run(), name="operator: certificates")
-                group.create_task(check.run(), name="operator: check of jobs")
+                group.create_task(self._known.run(), name="operator: known jobs")
                 group.create_task(_ends(kopf), name="operator: kopf")
                 group.create_task(_keep_small(), name="operator: memory")
+                self._known.beat()  # the first is not late because lists were slow
                 kopf.start()
                 logger.info("ready to decide", extra={"cached": store.counts()})
                 await self._reconciler.run()
@@ -126,10 +126,14 @@ class Leader:
         if key := key_of(obj):
             self._reconciler.child_changed(key, can_wait=pod_view.is_good_news(obj))
 
+    def _namespace_changed(self, namespace: str) -> None:
+        self._known.excuse(namespace)
+        self._reconciler.look_at(namespace)
+
     def _passed(self, seconds: float, result: str) -> None:
         self._metrics.reconcile_seconds.labels(result=result).observe(seconds)
 
-    def _watch_over(self, store: CachedStore, check: JobsCheck) -> None:
+    def _watch_over(self, store: CachedStore) -> None:
         """What probes look at, and what is measured when somebody scrapes."""
         process = self._process
 
@@ -138,19 +142,29 @@ class Leader:
 
         for kind in store.age_s():
             self._probes.checks[f"watch of {kind}"] = age_of(kind)
-        self._probes.checks["watch of RLJob"] = lambda: (check.behind_s(), process.watch_stale_s)
+        self._probes.checks["watch of RLJob"] = lambda: (self._known.behind_s(), process.watch_stale_s)
         self._probes.checks["queue"] = lambda: (self._reconciler.overdue()[1], process.queue_stale_s)
 
         def measure() -> None:
             depth, oldest_s = self._reconciler.overdue()
             self._metrics.queue_depth.set(depth)
             self._metrics.queue_age.set(oldest_s)
-            for kind, age_s in (store.age_s() | {"RLJob": check.behind_s()}).items():
+            for kind, age_s in (store.age_s() | {"RLJob": self._known.behind_s()}).items():
                 self._metrics.watch_age.labels(kind=kind).set(age_s)
             for kind, count in store.counts().items():
                 self._metrics.cached_objects.labels(kind=kind).set(count)
+            for state, count in self._known.counts().items():
+                self._metrics.jobs.labels(state=state).set(count)
 
         self._probes.before_scrape = measure
+
+
+def _key(job: Manifest) -> JobKey:
+    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+
+
+def _version(job: Manifest) -> int:
+    return int(job["metadata"]["resourceVersion"])
 
 
 async def _keep_small() -> None:
@@ -160,6 +174,6 @@ async def _keep_small() -> None:
 
 
 async def _ends(kopf: Watcher) -> None:
-    """Raises when Kopf is over although nobody stopped it: without it changes of jobs are a minute late."""
+    """Raises when Kopf is over although nobody stopped it: without it nobody tells of a new job."""
     await kopf.ended.wait()
     raise InvariantBroken("kopf ended by itself", next="look at its traceback above; the process starts anew")

@@ -46,7 +46,7 @@ class Metrics:
         )  # fmt: skip
         self.jobs = Gauge("rlinf_operator_jobs", "RLJobs by state", ["state"], registry=own)
         self.missed = Counter(
-            "rlinf_operator_missed_changes_total", "Changes of RLJobs that the check found before the watch",
+            "rlinf_operator_missed_deletions_total", "RLJobs that a pass found gone, and no event had told",
             registry=own,
         )  # fmt: skip
         self.refused = Gauge(

@@ -64,8 +64,6 @@ class ProcessSettings:
     """/readyz fails when a watch has said nothing for so long: two new tries have failed by then."""
     queue_stale_s: float = 120.0
     """/readyz fails when a key that is due has waited for so long. Passes take well under a second."""
-    jobs_check_s: float = 60.0
-    """How often Kopf's view of the RLJobs is compared with a list: a missed change is late by no more than this."""
     stop_timeout_s: float = 8.0
     """What a graceful stop may take in all, the Lease's release included; the chart's grace period is 10 s more."""
     ca_life_days: float = 5 * 365.0
@@ -83,7 +81,6 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "watch_inactivity_s": (1, _DAY_S),
     "watch_stale_s": (1, _DAY_S),
     "queue_stale_s": (1, _DAY_S),
-    "jobs_check_s": (1, _DAY_S),
     "stop_timeout_s": (1, 3600),
     "ca_life_days": (1, 36_500),
     "driver_grace_s": (0, _DAY_S),

@@ -141,7 +141,7 @@ class OperatorSettings:
     coalesce_s: float = 0.1
     """Pause between two passes over one job: ten pods that become ready at once are one status write, not ten."""
     resync_s: float = 300.0
-    """A job that had a pass has another so often, whatever the watches said. Others are found by jobs_check_s."""
+    """A job that had a pass has another so often, whatever the watches said; finished ones one a second, in all."""
     call_timeout_s: float = 10.0
     """Deadline of one call to the scheduler or a driver."""
     retry_min_s: float = 0.5

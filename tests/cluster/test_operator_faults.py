@@ -60,7 +60,7 @@ STORMS = {
     "an API server that is slow": [Rule(watch=False, do=Delay(delay_s=0.7))],
 }
 SETTINGS = {
-    "watches that say nothing": {"watch_inactivity_s": "4", "jobs_check_s": "4"},
+    "watches that say nothing": {"watch_inactivity_s": "4"},
     "conflicts on every status write": {"retry_max_s": "4"},
 }
 """Of the operator, where its own pace would take longer than a test may: 90 s until a silent watch is given up, and

@@ -47,7 +47,6 @@ from rlinf_operator.metrics import Metrics
 CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload")
 OPTIONAL: Final = frozenset({"Workload"})
 """Kinds of others, which a cluster may lack."""
-OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
 MOST_DOUBTS: Final = 16_384  # all pods of a thousand jobs and half as many; the oldest is of a job that nobody reads
 _METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
 _INDEXED: Final = {"Pod": (names.LABEL_JOB_UID,), "RLPlan": (names.LABEL_JOB,)}
@@ -66,11 +65,11 @@ class CachedStore:
         namespaces: Sequence[str] = (),
         watches: KubeApi | None = None,
         refusals: Refusals | None = None,
+        on_job_written: Callable[[Manifest], None] = lambda job: None,
     ) -> None:
         """`watches`: by whose connections lists and watches go, of which each holds one; None: the same. `refusals`:
-        which of the namespaces are refused, shared with whoever lists RLJobs there."""
-        self._api = api
-        self._own_jobs: OrderedDict[tuple[str, str], str] = OrderedDict()
+        which of the namespaces are refused. `on_job_written`: told of the answer to each own write of an RLJob."""
+        self._api, self._on_job_written = api, on_job_written
         self._doubts: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         """Kind, namespace and name of what was written, perhaps, and the job by whose label it is listed."""
         self._refusals = refusals or Refusals(metrics=metrics)
@@ -192,10 +191,6 @@ class CachedStore:
         elif gone := uid or str((answer.get("details") or {}).get("uid") or ""):
             reflector.removed(namespace, name, uid=gone)
 
-    def wrote_job(self, namespace: str, name: str, *, version: str) -> bool:
-        """Whether this state of the RLJob is what this process itself wrote last."""
-        return self._own_jobs.get((namespace, name)) == version
-
     # --- own ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -236,11 +231,7 @@ class CachedStore:
     def _wrote(self, obj: Manifest) -> Manifest:
         meta = obj["metadata"]
         if obj.get("kind") == "RLJob":
-            key = str(meta.get("namespace")), str(meta.get("name"))
-            self._own_jobs[key] = str(meta.get("resourceVersion"))
-            self._own_jobs.move_to_end(key)
-            if len(self._own_jobs) > OWN_JOBS:
-                self._own_jobs.popitem(last=False)
+            self._on_job_written(obj)
         reflector = self._reflector(str(obj.get("kind")), str(meta.get("namespace")))
         if reflector is not None and names.LABEL_JOB in (meta.get("labels") or {}):
             reflector.wrote(obj)

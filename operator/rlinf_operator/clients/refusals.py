@@ -4,7 +4,6 @@ The others are served on; this one is asked again and again, and served once it 
 | asks | where it is refused | where it answers again |
 |---|---|---|
 | a Reflector, per kind | `refused`; asks again within its longest pause | `served` |
-| JobsCheck, for RLJobs | `refused`; asks again at its next round | `served` |
 
 As long as one kind is refused nothing of the namespace is read (`check`): its copies stand still, and what is missing
 in them would be taken for gone. An operator of all namespaces has no such part: what refuses it a kind refuses it all.

@@ -6,10 +6,11 @@ its end cancel every task that was started after it, passes of jobs among them (
 | thread | task | consumes | waits for | unblocked by |
 |---|---|---|---|---|
 | kopf | Kopf's own | RLJobs by list and watch | an event | the API server; `watching.inactivity_timeout`; stop() |
+| kopf | a beat | - | BEAT_S | time |
 | main | Watcher.ended | - | the thread's end | stop(), or Kopf giving up: then the process ends |
 
-What Kopf is trusted with, and what it is not (docs/adr/0004): an event makes a pass happen sooner. That none was missed
-is not believed but checked (check.py); what a pass decides on is read anew.
+What Kopf is trusted with, and what it is not (docs/adr/0004, 0060): an event makes a pass happen sooner. Whether its
+watch still tells is looked at (known.py); what a pass decides on is read anew.
 """
 
 from __future__ import annotations
@@ -19,20 +20,28 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import kopf
 
 from rlinf_api import names
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.handlers.known import BEAT_S, Sight, state_of
+from rlinf_operator.manifests.metadata import JobKey, is_anothers
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S: Final = 2.0  # below what the leader has for its end; it takes 0.1 s
 BACKOFFS_S: Final = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 30.0)
 """Kopf's pauses after a call that failed; after the last one it gives up, and the process begins anew."""
-Seen = Callable[[JobKey, str], None]
-"""Called in Kopf's thread with a job and its resourceVersion; "" when it is gone."""
+INACTIVITY_S: Final = 90.0  # bookmarks come every minute
+
+
+class JobsEar(Protocol):
+    """Who is told, in the event loop that made the Watcher."""
+
+    def seen(self, sight: Sight) -> None: ...
+
+    def beat(self) -> None: ...
 
 
 class Unending:
@@ -57,9 +66,11 @@ class NothingHandled(kopf.DiffBaseStorage):
         """There is nothing to be kept."""
 
 
-def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None, listed: bool = False) -> kopf.OperatorRegistry:
+def registry(
+    told: JobsEar, *, login: kopf.ConnectionInfo | None = None, listed: bool = False, inactivity_s: float = INACTIVITY_S
+) -> kopf.OperatorRegistry:
     """A registry of one's own: Kopf's default one is global, and a second operator in a process would share it.
-    `listed`: some namespaces are watched and not all."""
+    `told` is called in Kopf's thread. `listed`: some namespaces are watched and not all."""
     own = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=own)
@@ -72,7 +83,7 @@ def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None, listed: bo
         settings.watching.server_timeout = 300
         settings.watching.connect_timeout = 10
         settings.watching.chunk_size = 100  # a thousand RLJobs at once would be 8 MB of text and 50 MB decoded
-        settings.watching.inactivity_timeout = 90  # bookmarks come every minute
+        settings.watching.inactivity_timeout = inactivity_s
         settings.networking.request_timeout = 30
         settings.networking.enforce_retry_after = True
         settings.networking.error_backoffs = Unending() if listed else BACKOFFS_S
@@ -82,10 +93,25 @@ def registry(seen: Seen, *, login: kopf.ConnectionInfo | None = None, listed: bo
     def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return login or kopf.login_with_service_account(**kwargs)  # asked again when the token was refused
 
+    @kopf.on.startup(registry=own)
+    async def live(**_: Any) -> None:
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            told.beat()
+            loop.call_later(BEAT_S, beat)
+
+        beat()
+
     @kopf.on.event(names.GROUP, names.VERSION, "rljobs", registry=own)
-    async def rljob_seen(meta: kopf.Meta, type: str | None, **_: Any) -> None:
-        version = "" if type == "DELETED" else str(meta.get("resourceVersion", ""))
-        seen(JobKey(namespace=str(meta["namespace"]), name=str(meta["name"])), version)
+    async def rljob_seen(body: kopf.Body, meta: kopf.Meta, type: str | None, **_: Any) -> None:
+        key = JobKey(namespace=str(meta["namespace"]), name=str(meta["name"]))
+        if type == "DELETED":
+            told.seen(Sight(key=key))
+            return
+        state = "" if is_anothers(body) else state_of(body)
+        version = int(meta["resourceVersion"])
+        told.seen(Sight(key=key, version=version, state=state, is_listed=type is None))
 
     return own
 
@@ -105,12 +131,34 @@ def login_of(settings: Any) -> kopf.ConnectionInfo | None:
     )
 
 
+class _Across:
+    """From Kopf's thread to the loop of whoever is told."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: JobsEar) -> None:
+        self._loop, self._told = loop, told
+
+    def seen(self, sight: Sight) -> None:
+        self._loop.call_soon_threadsafe(self._told.seen, sight)
+
+    def beat(self) -> None:
+        self._loop.call_soon_threadsafe(self._told.beat)
+
+
 class Watcher:
     """Kopf, from start() to stop(). `ended` is set in the caller's loop when its thread is over."""
 
-    def __init__(self, seen: Seen, *, namespaces: Sequence[str] = (), login: kopf.ConnectionInfo | None = None) -> None:
+    def __init__(
+        self,
+        told: JobsEar,
+        *,
+        namespaces: Sequence[str] = (),
+        login: kopf.ConnectionInfo | None = None,
+        inactivity_s: float = INACTIVITY_S,
+    ) -> None:
+        """`inactivity_s`: after so long a watch that says nothing is opened anew."""
         self.ended = asyncio.Event()
-        self._seen, self._namespaces, self._login = seen, tuple(namespaces), login
+        self._told, self._namespaces, self._login = told, tuple(namespaces), login
+        self._inactivity_s = inactivity_s
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
@@ -127,12 +175,15 @@ class Watcher:
             logger.warning("kopf did not stop", extra={"timeout_s": STOP_TIMEOUT_S})
 
     def _run(self) -> None:
-        def seen(key: JobKey, version: str) -> None:
-            self._loop.call_soon_threadsafe(self._seen, key, version)
-
+        own = registry(
+            _Across(self._loop, self._told),
+            login=self._login,
+            listed=bool(self._namespaces),
+            inactivity_s=self._inactivity_s,
+        )
         try:
             kopf.run(
-                registry=registry(seen, login=self._login, listed=bool(self._namespaces)),
+                registry=own,
                 standalone=True,
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,

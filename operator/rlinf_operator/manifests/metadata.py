@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -97,7 +98,7 @@ def metadata(job: JobMeta, name: str, *, label: dict[str, str], annotations: dic
     return found
 
 
-def is_anothers(job: Manifest) -> bool:
+def is_anothers(job: Mapping[str, Any]) -> bool:
     """Whether another controller looks after this RLJob, and writes its status."""
     return (job.get("spec") or {}).get("managedBy", names.OPERATOR) != names.OPERATOR  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ repeated after a pause that doubles; a bug in one job's pass is logged with its 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 WORKERS = 24  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
 GOOD_NEWS_S = 1.0  # at most: how late the start of a pod is seen where more jobs want passes than can be had
 FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
+FINISHED_PER_S = 1.0  # passes of the resync, each a GET
 TOO_MANY_SILENT = 3  # at once, and more than a third: nodes do not die so, but the operator's way to them does
 DOUBTS_TOLD_S = 60.0  # between two warnings of it
 PROGRESS_PER_S = 20  # status writes that only move progress, of all jobs together: a twelfth of a small API server
@@ -76,6 +78,7 @@ class _Pace:
     """Why the last pass is repeated; empty: it is not."""
     progress_written_at: float | None = None
     finished: bool = False
+    passed_at: float = 0.0
     left_status_uid: str = ""
     """Uid of a job a pass over which left its status to the next: once, or a plan of no use would never be told of."""
     going_uid: str = ""
@@ -102,10 +105,11 @@ class Reconciler:
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
         on_rule: Callable[[str], None] = lambda action: None,
         queues: Queues | None = None,
+        on_gone: Callable[[JobKey], None] = lambda key: None,
     ) -> None:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
         `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke. `on_rule`: of the action of
-        each rule of failurePolicy that a pass found met."""
+        each rule of failurePolicy that a pass found met. `on_gone`: of each job that a pass found gone."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
@@ -118,7 +122,7 @@ class Reconciler:
             recorder=EventRecorder(store),
         )
         self._store, self._settings, self._clock, self._runtimes = store, settings, clock, Runtimes(store)
-        self._follows, self._on_pass, self._on_rule = tuple(follows), on_pass, on_rule
+        self._follows, self._on_pass, self._on_rule, self._on_gone = tuple(follows), on_pass, on_rule, on_gone
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
         self._doubts_told_at: float | None = None
@@ -157,6 +161,7 @@ class Reconciler:
     async def pass_over(self, key: JobKey) -> Applied:
         """One pass over one job: for the workers, and for tests that want to see each step."""
         memory = self._memory.setdefault(key, _Pace())
+        memory.passed_at = time.monotonic()
         now = self._clock()
         due = self._progress_due_s(memory) <= 0
         trusted = self._clients.authority.trusted()
@@ -166,6 +171,8 @@ class Reconciler:
         )  # fmt: skip
         if observed is None or is_anothers(observed.manifest):
             self._forget(key)
+            if observed is None:
+                self._on_gone(key)
             return Applied()
         if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:
             self.enqueue(key, after_s=left_s)  # each object that goes wakes this job, whose writes are refused
@@ -319,10 +326,14 @@ class Reconciler:
             pause_s = min(self._settings.retry_max_s, 2 * pause_s)
 
     async def _resync(self) -> None:
-        """Of each job that was passed over once; one that nobody told of, handlers/check.py finds."""
+        """Of each job that was passed over once. Of the finished ones, of which a cluster may keep thousands and which
+        change no more, FINISHED_PER_S: those that wait longest."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            jobs = list(self._memory)
+            jobs = [key for key, memory in self._memory.items() if not memory.finished]
+            most = max(1, int(FINISHED_PER_S * self._settings.resync_s))
+            finished = (key for key, memory in self._memory.items() if memory.finished)
+            jobs += heapq.nsmallest(most, finished, key=lambda key: self._memory[key].passed_at)
             for number, key in enumerate(jobs):
                 # Spread over the interval: all at once would be seconds in which a failure waits.
                 self.enqueue(key, after_s=self._settings.resync_s * number / len(jobs))

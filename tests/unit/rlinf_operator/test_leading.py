@@ -27,8 +27,8 @@ CHILD = {"metadata": {"name": "math-sim-0-a1", "namespace": "team", "uid": "p1",
 class Kopf:
     """Stands for handlers.rljobs.Watcher."""
 
-    def __init__(self, seen, *, namespaces, login):
-        self.ended, self.given = asyncio.Event(), (seen, namespaces, login)
+    def __init__(self, told, *, namespaces, login, inactivity_s):
+        self.ended, self.given = asyncio.Event(), (told, namespaces, login, inactivity_s)
         self.began = self.stopped = False
 
     def start(self):
@@ -60,7 +60,7 @@ class World:
         monkeypatch.setattr(leading, "Certificates", certificates)
         monkeypatch.setattr(leading, "Watcher", Kopf)
         monkeypatch.setattr(leading, "login_of", lambda configuration: ("login of", configuration))
-        for name in ("CachedStore", "Reconciler", "JobsCheck", "GrpcScheduler", "Refusals", "GrpcDrivers", "Watcher"):
+        for name in ("CachedStore", "Reconciler", "KnownJobs", "GrpcScheduler", "Refusals", "GrpcDrivers", "Watcher"):
             self._noted(monkeypatch, name, getattr(leading, name))
         self.standing = SimpleNamespace(**vars(server.connection))
         self.leader = leading.Leader(
@@ -97,9 +97,7 @@ def world(server, monkeypatch, tmp_path):
 
 
 async def test_each_part_gets_its_settings_and_what_it_shares_with_others(world):
-    found: Any = world(
-        watch_namespaces="team,b", watch_inactivity_s=77.0, jobs_check_s=55.0, ca_life_days=9.0, namespace="own"
-    )
+    found: Any = world(watch_namespaces="team,b", watch_inactivity_s=77.0, ca_life_days=9.0, namespace="own")
     async with found.leads() as made:
         given = found.given
         assert given["Certificates"]["namespace"] == "own"
@@ -109,21 +107,22 @@ async def test_each_part_gets_its_settings_and_what_it_shares_with_others(world)
         assert given["GrpcScheduler"]["timeout_s"] == found.operator.call_timeout_s
         assert given["GrpcDrivers"]["late_s"] == 7.0
         assert given["GrpcDrivers"]["timeout_s"] == found.operator.call_timeout_s
-        store, check, reconciler = given["CachedStore"], given["JobsCheck"], given["Reconciler"]
-        assert (store["inactivity_s"], check["every_s"]) == (77.0, 55.0)
+        store, known, reconciler = given["CachedStore"], given["KnownJobs"], given["Reconciler"]
+        assert (store["inactivity_s"], made["Watcher"].given[3]) == (77.0, 77.0)
         assert (reconciler["settings"], reconciler["follows"], reconciler["clock"]()) == (found.operator, (), NOW)
         assert reconciler["store"] is made["CachedStore"]
         assert reconciler["scheduler"] is made["GrpcScheduler"]
         assert reconciler["authority"] is AUTHORITY
-        assert store["namespaces"] == check["namespaces"] == made["Watcher"].given[1] == ("team", "b")
-        assert store["refusals"] is check["refusals"] is made["Refusals"]
-        assert {store["metrics"], check["metrics"], given["Refusals"]["metrics"]} == {found.server.metrics}
+        assert store["namespaces"] == made["Watcher"].given[1] == ("team", "b")
+        assert store["refusals"] is made["Refusals"]
+        assert {store["metrics"], known["metrics"], given["Refusals"]["metrics"]} == {found.server.metrics}
         assert store["watches"]._connection is found.standing, "beside the connections of passes"
-        assert made["Watcher"].given[0] == made["JobsCheck"].seen
+        assert made["Watcher"].given[0] is made["KnownJobs"]
+        assert known["enqueue"] == made["Reconciler"].enqueue
         assert made["Watcher"].given[2] == ("login of", found.server.connection.configuration)
 
 
-async def test_probes_look_at_each_watch_the_check_of_jobs_and_the_queue(world):
+async def test_probes_look_at_each_watch_and_the_queue(world):
     found: Any = world(watch_stale_s=33.0, queue_stale_s=44.0)
     assert found.probes.checks == {}
     async with found.leads() as made:
@@ -131,7 +130,8 @@ async def test_probes_look_at_each_watch_the_check_of_jobs_and_the_queue(world):
         kinds = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload", "RLJob")
         assert limits == {f"watch of {kind}": 33.0 for kind in kinds} | {"queue": 44.0}
         made["CachedStore"].age_s = lambda: {"Pod": 1.0, "RLPlan": 2.0}
-        made["JobsCheck"].behind_s = lambda: 3.0
+        made["KnownJobs"].behind_s = lambda: 3.0
+        made["KnownJobs"].counts = lambda: {"Running": 6, "Failed": 0}
         made["Reconciler"].overdue = lambda: (4, 5.0)
         ages = {name: found.probes.checks[name]()[0] for name in ("watch of Pod", "watch of RLPlan", "watch of RLJob")}
         assert ages == {"watch of Pod": 1.0, "watch of RLPlan": 2.0, "watch of RLJob": 3.0}
@@ -142,6 +142,7 @@ async def test_probes_look_at_each_watch_the_check_of_jobs_and_the_queue(world):
         assert value("rlinf_operator_queue_oldest_due_seconds") == 5
         ages = {kind: value("rlinf_operator_watch_age_seconds", {"kind": kind}) for kind in ("Pod", "RLPlan", "RLJob")}
         assert ages == {"Pod": 1, "RLPlan": 2, "RLJob": 3}
+        assert [value("rlinf_operator_jobs", {"state": state}) for state in ("Running", "Failed")] == [6, 0]
         assert value("rlinf_operator_cached_objects", {"kind": "Pod"}) == 1
         assert value("rlinf_operator_cached_objects", {"kind": "Service"}) == 0
     assert found.probes.checks == {}, "the next leader's are its own"
@@ -153,29 +154,34 @@ async def test_news_wake_the_job_that_they_are_about_and_good_ones_can_wait(worl
         wakes: list[object] = []
         made["Reconciler"].child_changed = lambda key, *, can_wait=False: wakes.append((key, can_wait))
         made["Reconciler"].look_at = wakes.append
+        made["KnownJobs"].excuse = lambda namespace: wakes.append(("excused", namespace))
         changed = found.given["CachedStore"]["on_change"]
         changed({"kind": "Pod", **CHILD, "status": {"phase": "Running"}})
         changed({"kind": "Pod", **CHILD, "status": {"phase": "Failed"}})
         changed({"kind": "Pod", "metadata": {"name": "theirs", "namespace": "team"}})
         assert wakes == [(KEY, True), (KEY, False)]
         found.given["Refusals"]["on_change"]("team")
-        assert wakes[2:] == ["team"]
+        assert wakes[2:] == [("excused", "team"), "team"]
 
 
-async def test_passes_are_measured_and_own_status_writes_told_from_others(world):
+async def test_passes_are_measured_and_known_jobs_hear_of_own_writes_and_of_the_end(world):
     found: Any = world()
     async with found.leads() as made:
         found.given["Reconciler"]["on_pass"](0.3, "done")
         value = found.server.metrics.registry.get_sample_value
         assert value("rlinf_operator_reconcile_seconds_sum", {"result": "done"}) == 0.3
-        asked = []
-        made["CachedStore"].wrote_job = lambda *job, version: asked.append((*job, version))
-        found.given["JobsCheck"]["is_own"](KEY, "7")
-        assert asked == [("team", "math", "7")]
+        told: list[object] = []
+        made["KnownJobs"].wrote = lambda key, *, version: told.append((key, version))
+        made["KnownJobs"].gone = told.append
+        found.given["CachedStore"]["on_job_written"](
+            {"kind": "RLJob", "metadata": {"namespace": "team", "name": "math", "resourceVersion": "7"}}
+        )
+        found.given["Reconciler"]["on_gone"](KEY)
+        assert told == [(KEY, 7), KEY]
 
 
 async def test_kopfs_end_ends_the_leader_and_all_that_it_started(world):
-    """Without it changes of jobs are a minute late; a new process begins at once."""
+    """Without it nobody tells of a new job; a new process begins at once."""
     found: Any = world()
     async with found.leads() as made:
         closed = []

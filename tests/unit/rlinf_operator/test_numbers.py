@@ -8,7 +8,7 @@ import pytest
 
 NUMBERS: dict[str, dict[str, float]] = {
     "clients.api_errors": {"MAX_SENTENCE": 500},
-    "clients.cache": {"OWN_JOBS": 4096, "MOST_DOUBTS": 16_384},
+    "clients.cache": {"MOST_DOUBTS": 16_384},
     "clients.driver": {
         "RETRY_MIN_S": 0.1,
         "RETRY_MAX_S": 2.0,
@@ -25,7 +25,14 @@ NUMBERS: dict[str, dict[str, float]] = {
         "TOMBSTONES": 4096,
     },
     "clients.scheduler": {"AT_ONCE": 8, "PATIENCE_S": 2.0, "AWAY_S": 5.0},
-    "handlers.check": {"ECHO_S": 10.0, "GRACE_S": 3.0},
+    "handlers.known": {
+        "ECHO_S": 10.0,
+        "LATE_S": 10.0,
+        "BEAT_S": 5.0,
+        "LISTED_S": 30.0,
+        "TICK_S": 5.0,
+        "OWN_JOBS": 4096,
+    },
     "handlers.probes": {"PATIENCE": 2.0},
     "handlers.rljobs": {"STOP_TIMEOUT_S": 2.0},
     "leading": {"FIRST_LIST_S": 120.0, "TRIM_S": 30.0},
@@ -40,6 +47,7 @@ NUMBERS: dict[str, dict[str, float]] = {
         "WORKERS": 24,
         "GOOD_NEWS_S": 1.0,
         "FINISHED_S": 2.0,
+        "FINISHED_PER_S": 1.0,
         "TOO_MANY_SILENT": 3,
         "DOUBTS_TOLD_S": 60.0,
         "PROGRESS_PER_S": 20,

@@ -1,6 +1,5 @@
 """The process' settings, its probes, its check of Kopf's watch."""
 
-import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -8,11 +7,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rlinf_api import names
-from rlinf_api.errors import RLinfError, UserError
+from rlinf_api.errors import UserError
 from rlinf_operator import __main__ as main
 from rlinf_operator import process
-from rlinf_operator.handlers.check import JobsCheck, state_of
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobKey, JobMeta
@@ -48,7 +45,7 @@ def test_flags_go_before_variables_and_those_before_defaults():
             "more than twice lease_retry_s",
         ),
         ({"RLINF_OPERATOR_RESYNC_S": "0"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got 0, wanted 1 to 86400"),
-        ({"RLINF_OPERATOR_JOBS_CHECK_S": "0"}, "RLINF_OPERATOR_JOBS_CHECK_S is out of its bounds"),
+        ({"RLINF_OPERATOR_QUEUE_STALE_S": "0"}, "RLINF_OPERATOR_QUEUE_STALE_S is out of its bounds"),
         ({"RLINF_OPERATOR_RESYNC_S": "nan"}, "RLINF_OPERATOR_RESYNC_S is out of its bounds: got nan"),
         ({"RLINF_OPERATOR_API_TIMEOUT_S": "inf"}, "RLINF_OPERATOR_API_TIMEOUT_S is out of its bounds"),
         ({"RLINF_OPERATOR_INFRASTRUCTURE_RESTARTS": "-1"}, "wanted 0 to 999"),
@@ -219,149 +216,6 @@ async def test_probes_name_what_is_late_and_live_twice_as_long():
             assert "rlinf_operator_leader" in (await get("/metrics"))[1]
     finally:
         await probes.stop()
-
-
-def check_of(server, clock=None):
-    enqueued: list[JobKey] = []
-    made = JobsCheck(
-        server.client(), enqueue=lambda key, *, after_s=0.0: enqueued.append(key), metrics=server.metrics,
-        every_s=60, grace_s=0.01,
-        **({"clock": clock} if clock else {}),
-    )  # fmt: skip
-    return made, enqueued
-
-
-def job(name="math", **status):
-    return {
-        "apiVersion": names.API_VERSION, "kind": "RLJob", "metadata": {"name": name, "namespace": "team"},
-        "status": {"conditions": [{"type": k, "status": v} for k, v in status.items()]},
-    }  # fmt: skip
-
-
-async def test_the_first_check_looks_at_every_job(server):
-    server.put(job())
-    check, enqueued = check_of(server)
-    await check.once()
-    assert enqueued == [KEY]
-    assert check.behind_s() == 0
-
-
-async def test_what_kopf_has_seen_is_left_alone(server):
-    version = server.put(job())["metadata"]["resourceVersion"]
-    check, enqueued = check_of(server)
-    await check.once()
-    check.seen(KEY, version)
-    enqueued.clear()
-    await check.once()
-    assert enqueued == []
-
-
-async def test_a_change_that_kopf_missed_is_enqueued_and_counted(server):
-    now = [100.0]
-    check, enqueued = check_of(server, clock=lambda: now[0])
-    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
-    await check.once()
-    enqueued.clear()
-    server.put(job(Valid="True"))
-    await check.once()
-    now[0] += 200
-    assert enqueued == [KEY]
-    assert check.behind_s() == 200
-    assert server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total") == 1
-    check.seen(KEY, str(server.version))
-    await check.once()
-    assert check.behind_s() == 0
-
-
-async def test_an_event_of_a_job_is_a_pass_at_once_where_nobody_says_that_it_is_an_own_writes(server):
-    asked: list[float] = []
-
-    def enqueue(key, *, after_s=0.0):
-        asked.append(after_s)
-
-    JobsCheck(server.client(), enqueue=enqueue, metrics=server.metrics, every_s=60).seen(KEY, "7")
-    assert asked == [0.0]
-
-
-async def test_an_event_that_is_under_way_while_jobs_are_listed_is_not_missed(server, monkeypatch):
-    check, enqueued = check_of(server)
-    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
-    await check.once()
-    enqueued.clear()
-    late = server.put(job(Valid="True"))["metadata"]["resourceVersion"]
-    sleep, slept = asyncio.sleep, []
-
-    async def meanwhile(seconds):
-        if seconds == 0.01:  # the grace
-            slept.append(seconds)
-            check.seen(KEY, late)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", meanwhile)
-    await check.once()
-    assert (slept, enqueued) == ([0.01], [KEY])
-    assert check.behind_s() == 0
-    assert not server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total")
-
-
-async def test_a_job_that_kopf_never_spoke_of_is_found(server):
-    check, enqueued = check_of(server)
-    await check.once()
-    server.put(job())
-    await check.once()
-    assert enqueued == [KEY]
-    assert server.metrics.registry.get_sample_value("rlinf_operator_missed_changes_total") == 1
-
-
-async def test_a_deletion_that_kopf_missed_is_enqueued(server):
-    check, enqueued = check_of(server)
-    check.seen(KEY, server.put(job())["metadata"]["resourceVersion"])
-    await check.once()
-    enqueued.clear()
-    server.remove("RLJob", "math")
-    await check.once()
-    assert enqueued == [KEY]
-
-
-async def test_a_check_that_keeps_failing_makes_the_operator_unready(server):
-    now = [100.0]
-    check, _ = check_of(server, clock=lambda: now[0])
-    probes = Probes(Metrics())
-    probes.checks["watch of RLJob"] = lambda: (check.behind_s(), 240.0)
-    await check.once()
-    server.fault(status=403, times=5, method="GET")
-    for _ in range(5):
-        now[0] += 60
-        with pytest.raises(RLinfError):
-            await check.once()
-    assert probes.failing() == [], "a check is due every 60 s: it is 240 s late at 400 s"
-    now[0] += 1
-    assert probes.failing() == ["watch of RLJob: 241 s, wanted at most 240 s"]
-    await check.once()
-    assert probes.failing() == []
-
-
-async def test_jobs_are_counted_by_state(server):
-    for name, status in (("a", {"Running": "True"}), ("b", {"Complete": "True", "Running": "False"}), ("c", {})):
-        server.put(job(name, **status))
-    server.put(job("d") | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}})
-    check, _ = check_of(server)
-    await check.once()
-    value = server.metrics.registry.get_sample_value
-    assert [value("rlinf_operator_jobs", {"state": s}) for s in ("Running", "Complete", "Pending")] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("conditions", "state"),
-    [
-        ({}, "Pending"),
-        ({"Valid": "False"}, "Invalid"),
-        ({"Suspended": "True"}, "Suspended"),
-        ({"Failed": "True"}, "Failed"),
-    ],
-)
-def test_states_are_one_word(conditions, state):
-    assert state_of(job(**conditions)) == state
 
 
 def test_without_glibc_memory_is_left_as_it_is(monkeypatch):

@@ -17,7 +17,7 @@ from rlinf_operator.clients import reflector
 from rlinf_operator.clients.cache import CACHED, OPTIONAL, CachedStore
 from rlinf_operator.clients.refusals import NamespaceRefused, Refusals
 from rlinf_operator.handlers import rljobs
-from rlinf_operator.handlers.check import JobsCheck
+from rlinf_operator.handlers.known import Sight
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.process import ProcessSettings
@@ -77,15 +77,10 @@ class Operator:
 
     def __init__(self, server, *namespaces):
         self.changes: list[str] = []
-        self.enqueued: list[JobKey] = []
         self.refusals = Refusals(metrics=server.metrics, on_change=self.changes.append)
         self.store = CachedStore(
             server.client(), metrics=server.metrics, on_change=lambda obj: None, inactivity_s=30,
             namespaces=namespaces, refusals=self.refusals,
-        )  # fmt: skip
-        self.check = JobsCheck(
-            server.client(), enqueue=lambda key, *, after_s=0.0: self.enqueued.append(key), metrics=server.metrics,
-            every_s=60, grace_s=0.01, namespaces=namespaces, refusals=self.refusals,
         )  # fmt: skip
 
     async def __aenter__(self):
@@ -191,35 +186,19 @@ async def test_a_token_that_is_refused_is_nothing_of_the_namespace(server):
         assert not operator.refusals.refuses(B)
 
 
-async def test_the_check_of_jobs_goes_on_in_the_others_and_takes_no_job_for_deleted(server):
-    operator = Operator(server, A, B)
-    one, two = JobKey(namespace=A, name="math"), JobKey(namespace=B, name="math")
-    await operator.check.once()
-    assert operator.enqueued == [one, two]
-    for key in (one, two):
-        operator.check.seen(key, str(server.version))
-    again = refuse(server, B)
-    server.put(job(A, suspend=True))
-    operator.enqueued.clear()
-    await operator.check.once()
-    assert operator.enqueued == [one]
-    assert refused(server, B, "RLJob") == 1
-    assert operator.check.behind_s() < 1
-    again()
-    server.remove("RLJob", "math", namespace=B)
-    operator.check.seen(one, str(server.version))
-    operator.enqueued.clear()
-    await operator.check.once()
-    assert operator.enqueued == [two], "its job went with the old namespace"
-    assert operator.changes == [B, B]
-
-
 async def test_kopf_watches_the_others_and_the_one_that_comes_back(server, monkeypatch, caplog):
     monkeypatch.setattr(rljobs, "BACKOFFS_S", (0.01, 0.02))
     again = refuse(server, B)
-    seen = []
+    seen: list[tuple[str, str]] = []
+
+    class Ear:
+        def seen(self, sight: Sight) -> None:
+            seen.append((sight.key.namespace, str(sight.version)))
+
+        def beat(self) -> None: ...
+
     login = kopf.ConnectionInfo(server=server.connection.configuration.host)
-    watcher = rljobs.Watcher(lambda key, version: seen.append((key.namespace, version)), namespaces=(A, B), login=login)
+    watcher = rljobs.Watcher(Ear(), namespaces=(A, B), login=login)
     watcher.start()
     try:
         await until(lambda: server.count("GET", f"/namespaces/{B}/rljobs") > 6, "more tries than there are pauses")
@@ -283,7 +262,7 @@ async def test_a_job_in_a_refused_namespace_has_no_say_in_whether_drivers_are_si
 async def test_a_leader_passes_over_the_jobs_of_the_others_and_of_the_one_that_comes_back(
     server, monkeypatch, tmp_path, caplog
 ):
-    """All of it together: lists, Kopf, the check of jobs, passes."""
+    """All of it together: lists, Kopf, known jobs, passes."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(rljobs, "BACKOFFS_S", (0.01, 0.05))
 
@@ -303,7 +282,7 @@ async def test_a_leader_passes_over_the_jobs_of_the_others_and_of_the_one_that_c
     again = refuse(server, B)
     leader = leading.Leader(
         server.connection, standing=server.connection, probes=probes, folder=tmp_path, metrics=server.metrics,
-        process=ProcessSettings(watch_namespaces=f"{A},{B}", jobs_check_s=1.0, watch_stale_s=100),
+        process=ProcessSettings(watch_namespaces=f"{A},{B}", watch_stale_s=100),
         operator=replace(QUICK, scheduler_address="127.0.0.1:1"),
     )  # fmt: skip
     task = asyncio.create_task(leader.run())

@@ -9,14 +9,32 @@ import kopf
 import pytest
 
 from rlinf_api import names
-from rlinf_operator.handlers import check, rljobs
-from rlinf_operator.handlers.check import JobsCheck
+from rlinf_operator.handlers import rljobs
+from rlinf_operator.handlers.known import Sight
 from rlinf_operator.manifests.metadata import JobKey
-from rlinf_operator.metrics import Metrics
 from tests.fakes.api_server import FakeApiServer
 
 KEY = JobKey(namespace="team", name="math")
 TIMEOUT_S = 15.0
+
+
+class Ear:
+    """Who is told; notes."""
+
+    def __init__(self) -> None:
+        self.sights: list[Sight] = []
+        self.beats = 0
+        self.threads: set[str] = set()
+
+    def seen(self, sight: Sight) -> None:
+        self.sights.append(sight)
+        self.threads.add(threading.current_thread().name)
+
+    def beat(self) -> None:
+        self.beats += 1
+
+    def has(self, version: int) -> bool:
+        return any(sight.version == version for sight in self.sights)
 
 
 def job(**spec):
@@ -39,27 +57,40 @@ async def until(holds, what):
         await asyncio.sleep(0.02)
 
 
-async def test_events_become_keys_and_nothing_is_written(server):
-    seen: list[tuple[JobKey, str]] = []
-    first = server.put(job())
+async def test_events_are_told_in_the_callers_loop_and_nothing_is_written(server, monkeypatch):
+    monkeypatch.setattr(rljobs, "BEAT_S", 0.01)
+    ear = Ear()
+    first = server.put(job() | {"status": {"conditions": [{"type": "Running", "status": "True"}]}})
     login = kopf.ConnectionInfo(server=server.connection.configuration.host)
-    watcher = rljobs.Watcher(lambda key, version: seen.append((key, version)), login=login)
+    watcher = rljobs.Watcher(ear, login=login)
     watcher.start()
     try:
-        await until(lambda: (KEY, first["metadata"]["resourceVersion"]) in seen, "the list")
-        second = server.put(job(suspend=True))
-        await until(lambda: (KEY, second["metadata"]["resourceVersion"]) in seen, "a change")
+        await until(lambda: ear.has(version(first)), "the list")
+        second = server.put(job(managedBy="kueue.x-k8s.io/multikueue"))
+        await until(lambda: ear.has(version(second)), "a change")
         server.remove("RLJob", "math")
-        await until(lambda: (KEY, "") in seen, "the deletion")
+        await until(lambda: ear.has(0), "the deletion")
+        beats = ear.beats
+        await until(lambda: ear.beats > beats + 3, "Kopf's loop to go round")
     finally:
         await watcher.stop()
     assert watcher.ended.is_set()
     assert {method for method, _ in server.requests} == {"GET"}
+    assert ear.threads == {threading.current_thread().name}
+    assert ear.sights == [
+        Sight(key=KEY, version=version(first), state="Running", is_listed=True),
+        Sight(key=KEY, version=version(second), state=""),
+        Sight(key=KEY),
+    ], "another's job has no state that is counted here"
+
+
+def version(obj) -> int:
+    return int(obj["metadata"]["resourceVersion"])
 
 
 async def test_stopping_kopf_leaves_the_tasks_of_others_alone(server):
     login = kopf.ConnectionInfo(server=server.connection.configuration.host)
-    watcher = rljobs.Watcher(lambda *_: None, login=login)
+    watcher = rljobs.Watcher(Ear(), login=login)
     watcher.start()
     other = asyncio.create_task(asyncio.sleep(60))
     await until(lambda: server.count("GET", "/rljobs"), "the list")
@@ -73,24 +104,10 @@ async def test_kopf_that_gives_up_says_so(server, monkeypatch):
         raise RuntimeError("scripted")
 
     monkeypatch.setattr(kopf, "run", broken)
-    watcher = rljobs.Watcher(lambda *_: None)
+    watcher = rljobs.Watcher(Ear())
     watcher.start()
     async with asyncio.timeout(20):
         await watcher.ended.wait()
-
-
-def test_the_echo_of_an_own_status_write_is_less_urgent_than_anybody_elses_change():
-    wishes = []
-    made = JobsCheck(
-        None,  # type: ignore[arg-type]  # not asked here
-        enqueue=lambda key, *, after_s=0.0: wishes.append(after_s),
-        is_own=lambda key, version: version == "7",
-        metrics=Metrics(),
-        every_s=60,
-    )
-    for version in ("6", "7", "8", ""):
-        made.seen(KEY, version)
-    assert wishes == [0.0, check.ECHO_S, 0.0, 0.0]
 
 
 def configured(**more):
@@ -100,7 +117,7 @@ def configured(**more):
 
 
 def activity(name, **more) -> Any:
-    handlers = rljobs.registry(lambda *_: None, **more)._activities.get_all_handlers()
+    handlers = rljobs.registry(Ear(), **more)._activities.get_all_handlers()
     return next(handler.fn for handler in handlers if handler.id.endswith(name))
 
 
@@ -116,6 +133,7 @@ def test_a_watch_that_hangs_is_noticed_by_kopf_between_two_bookmarks_and_opened_
     watching = configured().watching
     found = (watching.connect_timeout, watching.inactivity_timeout, watching.server_timeout, watching.chunk_size)
     assert found == (10, 90, 300, 100), "bookmarks come every 60 s; 100 RLJobs are a page"
+    assert configured(inactivity_s=7.0).watching.inactivity_timeout == 7.0
 
 
 def test_calls_of_kopf_have_a_deadline_and_heed_the_server_and_its_stop_is_within_the_leaders_two_seconds():
@@ -175,7 +193,7 @@ def test_a_kubeconfig_that_trusts_anybody_is_heeded_and_a_service_account_is_rea
 async def test_kopf_is_run_for_the_namespaces_that_are_served(monkeypatch, namespaces):
     given = {}
     monkeypatch.setattr(kopf, "run", lambda **more: given.update(more))
-    watcher = rljobs.Watcher(lambda *_: None, namespaces=namespaces)
+    watcher = rljobs.Watcher(Ear(), namespaces=namespaces)
     watcher.start()
     async with asyncio.timeout(20):
         await watcher.ended.wait()
@@ -190,7 +208,7 @@ async def test_a_kopf_that_does_not_stop_is_left_behind(monkeypatch, caplog):
     let_go = threading.Event()
     monkeypatch.setattr(rljobs, "STOP_TIMEOUT_S", 0.01)
     monkeypatch.setattr(kopf, "run", lambda **_: let_go.wait(TIMEOUT_S))
-    watcher = rljobs.Watcher(lambda *_: None)
+    watcher = rljobs.Watcher(Ear())
     watcher.start()
     await watcher.stop()
     assert "kopf did not stop" in caplog.messages

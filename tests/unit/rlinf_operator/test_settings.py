@@ -70,7 +70,6 @@ def test_the_defaults_of_the_process_are_these():
         "watch_inactivity_s": 90.0,
         "watch_stale_s": 240.0,
         "queue_stale_s": 120.0,
-        "jobs_check_s": 60.0,
         "stop_timeout_s": 8.0,
         "ca_life_days": 1825.0,
     }

@@ -231,7 +231,7 @@ async def test_looks_at_memory_take_a_hundredth_of_the_time(bench, monkeypatch, 
     monkeypatch.setattr(turns_worker, "monotonic", lambda: clock[0])
     measure, residence = bench.now, bench.turns.residence
 
-    def slow() -> int | None:
+    def slow():
         clock[0] += 0.010
         return measure()
 

@@ -1,0 +1,179 @@
+"""The RLJobs that Kopf's watch has told of: who there is, in which state, and whether the watch still tells.
+
+    known = KnownJobs(enqueue=reconciler.enqueue, metrics=metrics)
+    known.seen(Sight(key=JobKey("team-a", "math"), version=4711, state="Running"))    # a pass, soon
+    known.wrote(JobKey("team-a", "math"), version=4712)     # an own write: its echo is waited for
+    known.behind_s()                                        # 0 while it comes; then how long it has not
+
+| task | consumes | waits for | unblocked by |
+|---|---|---|---|
+| KnownJobs.run | echoes that are late, lists that are over | TICK_S | time; cancel |
+
+No list of jobs is asked for beside Kopf's own (docs/adr/0060). What its watch could miss shows here:
+
+    its event loop hangs                 no beat comes (rljobs.py)
+    its watch tells nothing any more     the echo of an own status write does not come; Kopf opens a silent watch anew
+    a job went while no watch was open   Kopf lists anew, and tells of all but that one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from rlinf_api.conditions import JobCondition, Status
+from rlinf_operator.manifests.metadata import JobKey
+from rlinf_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+ECHO_S: Final = 10.0  # an own status write is looked at, too, mostly by the pass that something else brings sooner
+LATE_S: Final = 10.0  # an event follows its write within milliseconds; seconds on a machine that is busy
+BEAT_S: Final = 5.0  # of Kopf's loop
+LISTED_S: Final = 30.0  # no job of a list that is under way comes so much later than the one before: a page takes 0.1 s
+TICK_S: Final = 5.0
+OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
+STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What an event said of a job."""
+
+    key: JobKey
+    version: int = 0
+    """resourceVersion; 0: the job is gone."""
+    state: str = ""
+    """One of STATES; empty: another controller's job, which is not counted."""
+    is_listed: bool = False
+    """By a list, Kopf's first or one after a watch that had expired."""
+
+
+class Enqueue(Protocol):
+    def __call__(self, key: JobKey, *, after_s: float = 0.0) -> None: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    version: int
+    state: str
+    told_at: float
+
+
+@dataclass(slots=True)
+class _Own:
+    """Writes of this process."""
+
+    newest: int
+    untold: int
+    """The oldest that the watch has not told of; 0: it has told of all."""
+    since: float
+
+
+class KnownJobs:
+    def __init__(self, *, enqueue: Enqueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._enqueue, self._metrics, self._clock = enqueue, metrics, clock
+        self._jobs: dict[JobKey, _Known] = {}
+        self._own: OrderedDict[JobKey, _Own] = OrderedDict()
+        self._beat_at = clock()
+        self._list: tuple[float, float] | None = None  # of one that is under way: when it began, and its newest job
+        self._is_said = False
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+    def seen(self, sight: Sight) -> None:
+        now, key = self._clock(), sight.key
+        if not sight.version:
+            self._jobs.pop(key, None)
+            self._own.pop(key, None)
+            self._enqueue(key)
+            return
+        before = self._jobs.get(key)
+        if sight.is_listed and (before is not None or self._list is not None):
+            self._list = (self._list[0] if self._list is not None else now), now
+        self._jobs[key] = _Known(sight.version, sight.state, now)
+        own = self._own.get(key)
+        if own is not None and sight.version >= own.untold:
+            own.untold = 0
+        if before is None or before.version != sight.version:  # a list tells of ten thousand that have not changed
+            self._enqueue(key, after_s=ECHO_S if own is not None and own.newest == sight.version else 0.0)
+
+    def beat(self) -> None:
+        """Kopf's event loop goes round."""
+        self._beat_at = self._clock()
+
+    def wrote(self, key: JobKey, *, version: int) -> None:
+        """The API server has it, so the watch is to tell of it."""
+        own = self._own.setdefault(key, _Own(version, 0, 0.0))
+        own.newest = version
+        self._own.move_to_end(key)
+        known = self._jobs.get(key)
+        if not own.untold and (known is None or known.version < version):
+            own.untold, own.since = version, self._clock()
+        if len(self._own) > OWN_JOBS:
+            self._own.popitem(last=False)
+
+    def gone(self, key: JobKey) -> None:
+        """A pass has looked: there is no such job. Where no event had told that, it is one that was missed."""
+        self._own.pop(key, None)
+        if self._jobs.pop(key, None) is not None:
+            self._metrics.missed.inc()
+
+    def excuse(self, namespace: str) -> None:
+        """The API server refuses it from now on, or serves it again: its watch tells nothing of what was written."""
+        for key, own in self._own.items():
+            if key.namespace == namespace:
+                own.untold = 0
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+    def behind_s(self) -> float:
+        """How long Kopf's loop has stood still, or an own write has not been told of."""
+        now = self._clock()
+        of_beat = now - self._beat_at - BEAT_S
+        of_echo = max((now - own.since for own in self._own.values() if own.untold), default=0.0) - LATE_S
+        return max(0.0, of_beat, of_echo)
+
+    def counts(self) -> dict[str, int]:
+        """By state."""
+        found = dict.fromkeys(STATES, 0)
+        for known in self._jobs.values():
+            if known.state:
+                found[known.state] += 1
+        return found
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Passes over jobs of which something was missed, perhaps: a pass reads the job itself."""
+        now = self._clock()
+        late = [key for key, own in self._own.items() if own.untold and now - own.since > LATE_S]
+        for key in late:
+            self._enqueue(key)
+        if late and not self._is_said:
+            logger.warning("kopf's watch is behind", extra={"jobs": len(late), "job": str(late[0])})
+        self._is_said = bool(late)
+        if self._list is not None and now - self._list[1] > LISTED_S:
+            began, self._list = self._list[0], None
+            for key, known in self._jobs.items():
+                if known.told_at < began:  # or of another namespace, whose list it was not
+                    self._enqueue(key)
+
+
+def state_of(job: Mapping[str, Any]) -> str:
+    """One word for dashboards.
+
+    >>> state_of({"status": {"conditions": [{"type": "Running", "status": "True"}]}})
+    'Running'
+    """
+    listed = (job.get("status") or {}).get("conditions") or []
+    status = {condition.get("type"): condition.get("status") for condition in listed}
+    for kind in (JobCondition.COMPLETE, JobCondition.FAILED, JobCondition.SUSPENDED, JobCondition.RUNNING):
+        if status.get(kind) == Status.TRUE:
+            return str(kind.value)
+    return "Invalid" if status.get(JobCondition.VALID) == Status.FALSE else "Pending"
