@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_api import conditions, logs, times, variables
+from rlinf_api import conditions, declared, logs, times, variables
 from rlinf_api.conditions import Condition, Reason, Status
 from rlinf_api.errors import UserError
+from rlinf_api.job import RoleSpec
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -196,3 +197,18 @@ def test_lines_go_to_stderr_where_nobody_says_otherwise(lines, capsys):
     logs.configure({}, level="INFO")
     logging.getLogger("a").info("hello")
     assert json.loads(capsys.readouterr().err)["message"] == "hello"
+
+
+# --- what a kind declares ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "config", "lanes"),
+    [
+        ("synthetic", {"service": "concurrent", "lanes": 4}, 4),
+        ("synthetic", {"service": "concurrent"}, 1),
+        ("synthetic", {"lanes": 4}, 1),
+        ("synthetic", {"service": "concurrent", "lanes": "many"}, 0),
+        ("my.package:Role", {"service": "concurrent", "lanes": 4}, 0),
+    ],
+)
+def test_how_many_units_are_in_work_at_once_is_known_of_synthetic_roles_alone(kind, config, lanes):
+    assert declared.lanes(RoleSpec(name="rollout", kind=kind, config=config)) == lanes

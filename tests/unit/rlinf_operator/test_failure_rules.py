@@ -288,6 +288,15 @@ def test_the_pod_of_a_worker_is_replaced_where_its_driver_asks_and_only_once():
     assert world.status.first_failure.worker == 3
 
 
+def test_a_failure_without_an_exit_code_names_none():
+    world = running({"role": "env", "reasons": ["Evicted"], "action": "RestartPod"})
+    evicted = Failure(role="env", worker=3, pod=SIM, node="", exit_code=0, reason="Evicted", message="")
+    world.report(plan_revision=1, rulings=(Ruling(action="RestartPod", rule="0", failure=evicted),))
+    assert [e.message for e in world.step().events if e.reason == "FailureRule"] == [
+        "rule '0' of spec.failurePolicy says RestartPod: worker env/3 of pod math-sim-1-a1 on node n1 (Evicted)"
+    ]
+
+
 def test_a_pod_that_is_asked_for_waits_alive_for_its_back_off():
     world = running({**RULE, "action": "RestartPod", "backOffSeconds": 10})
     world.report(plan_revision=1, rulings=(ruling("RestartPod"),)).step()

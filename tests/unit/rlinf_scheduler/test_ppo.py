@@ -95,6 +95,16 @@ def test_a_unit_goes_round_as_often_as_the_horizon_and_leaves_at_the_asker():
     assert (problem.items, problem.terminal) == (2, ("actor",))
 
 
+def test_questions_that_are_asked_for_several_units_at_once_do_not_travel_by_themselves():
+    several = profile()
+    env = next(role for role in several.roles if role.name == "env")
+    env.batches[0] = env.batches[0].model_copy(update={"units": 2.0})
+    cycle = fitted(of=several).problem.cycle
+    assert cycle is not None
+    assert not cycle.is_single
+    assert cycle.round_trips == 2 * TRIPS, "a unit of each passage"
+
+
 @pytest.mark.parametrize("pulled_s", [0.0, 0.016])
 def test_what_a_question_is_under_way_is_measured_by_the_trips_of_a_unit(pulled_s):
     """64 ms over 32 trips are 2 ms; 0.25 and 0.15 of them is work, and there are two ways. Weights came first."""

@@ -38,6 +38,14 @@ class Places(World):
 
 async def test_steps_go_on_without_a_worker_that_does_not_come_back_and_with_it_once_it_does():
     world = Places(steps=40)
+    told: list[dict[str, object]] = []
+    tell = world.driver.job.event
+
+    def event(kind, message, **fields):
+        told.append({"kind": kind, **fields})
+        tell(kind, message, **fields)
+
+    world.driver.job.event = event  # type: ignore[method-assign]
     await world.until_step(2)
     world.lose()
     lost_at = world.clock.now
@@ -65,6 +73,9 @@ async def test_steps_go_on_without_a_worker_that_does_not_come_back_and_with_it_
     await world.run()
     check(world)
     assert world.driver.exchange.queues["segments"].core.counts["rehomed"] >= 2 * (back - 3)
+    assert [each for each in told if each["kind"] == "rehomed"] == [
+        {"kind": "rehomed", "worker": "env/1", "units": 2}, {"kind": "rehomed", "worker": "env/1"}
+    ]  # fmt: skip
 
 
 async def test_what_is_slow_is_told_also_while_somebody_is_away():

@@ -183,7 +183,9 @@ class Arrival(RuleBasedStateMachine):
         uid = UnitId(self.branch, key)
         k = self.known.get(uid)
         if k is None or k.state in ("finished", "cancelled"):
+            before = self.core.counts["redelivered"]
             self.core.requeue(unit(key, branch=self.branch, producer=INLINE))
+            assert self.core.counts["redelivered"] == before + 1
             self.known[uid] = Known("waiting", INLINE)
 
     @rule()
