@@ -113,7 +113,7 @@ class ModelSpec(Model):
 
 class DataSpec(Model):
     train: Annotated[str, Field(max_length=4096)] = ""
-    """File of rows, .jsonl or .parquet, mounted by the pools' templates."""
+    """Rows, mounted by the pools' templates: a .jsonl or .parquet file, or a folder of datasets' save_to_disk."""
     eval: Annotated[str, Field(max_length=4096)] = ""
     """Likewise, of rows that nothing is learnt from: flow grpo evaluates on them, as flow.config.evaluation says.
     Empty: nothing is evaluated."""

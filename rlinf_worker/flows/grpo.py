@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -202,10 +203,13 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
         text = "is missing; write {path: ...}, a folder with config.json, *.safetensors and the tokenizer's files"
         yield Problem(field="spec.model", message=text)
     if spec.data is None or not spec.data.train:
-        yield Problem(field="spec.data.train", message="is missing; write a .jsonl or .parquet file, a prompt per row")
+        yield Problem(
+            field="spec.data.train",
+            message="is missing; write a .jsonl or .parquet file or a saved dataset's folder, a prompt per row",
+        )
     for name, path in (("train", spec.data.train), ("eval", spec.data.eval)) if spec.data is not None else ():
-        if path and not path.endswith((".jsonl", ".parquet")):
-            got = f"got {path!r}, wanted a file whose name ends in .jsonl or .parquet"
+        if path and PurePath(path).suffix not in (".jsonl", ".parquet", ""):
+            got = f"got {path!r}, wanted a file whose name ends in .jsonl or .parquet, or a saved dataset's folder"
             yield Problem(field=f"spec.data.{name}", message=f"{got}; convert it")
 
 

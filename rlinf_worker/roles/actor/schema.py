@@ -27,6 +27,9 @@ class TextFsdpConfig(Model):
     token_budget: Annotated[int, Field(ge=16, le=100_000_000)] = 16384
     """Tokens, padding included, of one forward and backward pass. 16,384: about 2 GiB for a model of 0.5 billion
     parameters. A sample that is longer is alone in its pass."""
+    activation_checkpointing: StrictBool = False
+    """Whether a layer's activations are made again in the backward pass instead of kept: a third more computing, and
+    memory of one layer instead of all. False: what a token budget needs is bounded by the budget."""
     weights_delta: StrictBool = False
     """Whether an edition of the weights carries only blocks that changed. False: AdamW changes every block."""
     tensorboard: Annotated[str, Field(max_length=1024)] = ""

@@ -34,6 +34,7 @@ from rlinf_worker.roles import loading, mesh, models
 from rlinf_worker.roles.actor import scoring
 from rlinf_worker.roles.actor.event_file import EventFile
 from rlinf_worker.roles.actor.schema import TextFsdpConfig
+from rlinf_worker.roles.actor.skipped import SkippedSteps
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
 from rlinf_worker.roles.protocol import Offloads, RoleContext, Trainer, TrainerStep
 from rlinf_worker.roles.samples import SAMPLING, is_evaluation
@@ -81,6 +82,7 @@ class TextTrainer(Trainer, Offloads):
         scorer = scoring.Scorer(model, temperature=float(sampling["temperature"]), stops=sampling["stops"])
         own = _own_loss(flow["loss"]["kind"])
         self._learner = TextLearner(model, scorer, _learner_config(flow, config, sampling), mesh=group, own_loss=own)
+        self._skipped_steps = SkippedSteps(os.environ.get(names.ENV_OUTPUT_DIR, ""), rank=ctx.rank)
         self._events = _event_file(config.tensorboard) if ctx.rank == 0 and config.tensorboard else None
         self._moved.host = HostCopy(self._learner.moved)
         self._model_config, self._generation_config = model.config, model.generation_config
@@ -129,10 +131,13 @@ class TextTrainer(Trainer, Offloads):
         numbers = {name: n / self._learner.world if name.endswith("_count") else n for name, n in numbers.items()}
         for _, norm in done:
             self._skipped = self._skipped + 1 if math.isnan(norm) else 0
+        if any(math.isnan(norm) for _, norm in done):
+            self._skipped_steps.keep((item, self._answers(item)) for item in items)
         if self._skipped >= MOST_SKIPPED:
+            kept = f"; their groups are in {self._skipped_steps.where}" if self._skipped_steps.where else ""
             raise UserError(
                 f"the gradients of {self._skipped} updates in a row are no numbers", got="NaN or infinity",
-                wanted="finite gradients", next="lower the learning rate, or write precision: float32",
+                wanted="finite gradients", next=f"lower the learning rate, or write precision: float32{kept}",
             )  # fmt: skip
         return numbers
 
@@ -260,7 +265,8 @@ def _learner_config(flow: Mapping[str, Any], config: TextFsdpConfig, sampling: M
         learning_rate=optimizer["learning_rate"], betas=tuple(optimizer["betas"]), eps=optimizer["eps"],
         weight_decay=optimizer["weight_decay"], max_grad_norm=optimizer["max_grad_norm"],
         schedule=optimizer["schedule"], warmup_steps=optimizer["warmup_steps"], token_budget=config.token_budget,
-        precision=config.precision, least=int(sampling["least"]),
+        precision=config.precision, activation_checkpointing=config.activation_checkpointing,
+        least=int(sampling["least"]),
     )  # fmt: skip
 
 

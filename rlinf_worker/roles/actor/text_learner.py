@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from rlinf_worker.algorithms.losses.tokens import OwnLoss, TokenBatch, TokenLossConfig, token_loss
 from rlinf_worker.roles.actor.scoring import Scorer
@@ -53,6 +55,7 @@ class TextLearnerConfig:
     warmup_steps: int
     token_budget: int
     precision: str
+    activation_checkpointing: bool
     least: int
     """Tokens of a sample before a stop token could be drawn."""
 
@@ -113,6 +116,9 @@ class TextLearner:
         own_loss: OwnLoss | None = None,
     ) -> None:
         self.model, self.config, self._mesh, self._scorer, self._own_loss = model, config, mesh, scorer, own_loss
+        if config.activation_checkpointing:
+            for layer in model.base_model.layers:  # inside of what FSDP gathers a layer for: it does so once more
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         if mesh is not None:
             for layer in model.base_model.layers:
                 fully_shard(layer, mesh=mesh)

@@ -1,15 +1,18 @@
-"""The rows of a data file: JSONL, or Parquet. Opened once, read row by row; nothing of it is kept in memory but where
-its rows begin.
+"""The rows of a data file: JSONL, Parquet, or a folder that the library datasets has saved. Opened once, read row by
+row; nothing of it is kept in memory but where its rows begin.
 
 For: the rollout role. Not for: which row is whose turn (flows/grpo.py), what is made of one (language.py).
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 import mmap
 from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,17 +37,16 @@ class Rows(Protocol):
 def open_rows(path: str, *, field: str) -> Rows:
     """Raises UserError where it is no file of rows. `field`: of the job, that names it."""
     at = Path(path)
-    if at.is_dir():
-        raise UserError(
-            f"{field} {path!r} is a folder", got="a folder", wanted="a .jsonl or .parquet file",
-            next="folders of the library datasets are not read in this version: save it by to_json or to_parquet",
-        )  # fmt: skip
-    if not at.is_file():
+    if not at.exists():
         raise UserError(
             f"{field} {path!r} is not there", wanted="a file that every pod that has the rollout mounts",
             next="correct the path, or mount it by the pool's template",
         )  # fmt: skip
-    rows: Rows = _Parquet(at, field) if at.suffix == ".parquet" else _JsonLines(at, field)
+    rows: Rows
+    if at.is_dir():
+        rows = _Saved(at, field)
+    else:
+        rows = _Parquet(at, field) if at.suffix == ".parquet" else _JsonLines(at, field)
     if not len(rows):
         raise UserError(
             f"{field} {path!r} is empty", got="0 rows", wanted="a row per prompt", next="write some rows into it"
@@ -99,11 +101,7 @@ class _Parquet:
     def __init__(self, path: Path, field: str) -> None:
         from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - a third of a second, and few jobs have such a file
 
-        self._path, digest = path, hashlib.blake2b(digest_size=12)
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-        self.digest = digest.hexdigest()
+        self._path, self.digest = path, _digest([path])
         try:
             self._file = parquet.ParquetFile(path, memory_map=True)
         except ArrowInvalid as error:
@@ -126,5 +124,65 @@ class _Parquet:
         if self._kept[0] != number:
             self._kept = (number, self._file.read_row_group(number))
         start = self._ends[number - 1] if number else 0
-        [found] = self._kept[1].slice(index - start, 1).to_pylist()
-        return dict(json.loads(json.dumps(found, default=str)))  # times and decimals as text: a row is a message
+        return _message(self._kept[1].slice(index - start, 1))
+
+
+class _Saved:
+    """What Dataset.save_to_disk writes: state.json, and the shards that it names, each a stream of Arrow batches. They
+    are mapped and not read."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        names = self._shards(path, field)
+        try:
+            self._tables = [pa.ipc.open_stream(pa.memory_map(str(path / name))).read_all() for name in names]
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(
+                f"{field} {path} has a shard that cannot be read", got=str(error).splitlines()[0][:200],
+                wanted="the files that state.json names, whole", next="save it again with save_to_disk",
+            ) from error  # fmt: skip
+        self.digest = _digest(path / name for name in names)
+        self._starts: list[int] = [0, *itertools.accumulate(table.num_rows for table in self._tables)]
+
+    def _shards(self, path: Path, field: str) -> list[str]:
+        splits = path / "dataset_dict.json"
+        wanted = "a .jsonl or .parquet file, or a folder of datasets' save_to_disk"
+        if splits.is_file():
+            found = json.loads(splits.read_bytes())["splits"]
+            raise UserError(
+                f"{field} {str(path)!r} has several splits", got=", ".join(found)[:200], wanted="one of them",
+                next=f"write {path / found[0]}" if found else "save one with save_to_disk",
+            )  # fmt: skip
+        try:
+            state = json.loads((path / "state.json").read_bytes())
+            return [str(file["filename"]) for file in state["_data_files"]]
+        except FileNotFoundError as error:
+            raise UserError(f"{field} {str(path)!r} is a folder", got="no state.json in it", wanted=wanted) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{field} {str(path)!r} has no list of its files", got=f"state.json without _data_files ({error!r})",
+                wanted=wanted, next="save it again with save_to_disk",
+            ) from error  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def row(self, index: int) -> dict[str, Any]:
+        number = bisect.bisect_right(self._starts, index) - 1
+        return _message(self._tables[number].slice(index - self._starts[number], 1))
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _message(table: Any) -> dict[str, Any]:
+    """Its only row, with times and decimals as text."""
+    [found] = table.to_pylist()
+    return dict(json.loads(json.dumps(found, default=str)))

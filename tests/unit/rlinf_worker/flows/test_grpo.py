@@ -146,6 +146,7 @@ def spec(**changes: Any) -> RLJobSpec:
         ({}, []),
         ({"model": None}, ["spec.model: is missing; write {path: ...}"]),
         ({"data": None}, ["spec.data.train: is missing; write a .jsonl or .parquet file"]),
+        ({"data": {"train": "/saved/dataset", "eval": "/r.parquet"}}, []),
         ({"data": {"train": "/rows.csv"}}, ["spec.data.train: got '/rows.csv', wanted a file whose name ends in"]),
         (
             {"data": {"train": "/r.jsonl", "eval": "/rows.csv"}},

@@ -19,7 +19,8 @@ STOPS, LEAST, TEMPERATURE = (2, 3), 2, 0.8
 RANKS_S = 90.0  # two processes that import torch and transformers, on a machine that does other things too
 CONFIG = TextLearnerConfig(
     loss=TokenLossConfig(), learning_rate=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, max_grad_norm=1e9,
-    schedule="constant", warmup_steps=0, token_budget=100, precision="float32", least=LEAST,
+    schedule="constant", warmup_steps=0, token_budget=100, precision="float32", activation_checkpointing=False,
+    least=LEAST,
 )  # fmt: skip
 LOSSES = {
     "sequence-mean": TokenLossConfig(),
@@ -140,6 +141,24 @@ def test_micro_batches_are_within_the_budget_and_change_nothing(budget):
     assert sum(len(batch) for batch in batches) == 15
     learner.add(groups)
     same(gradients(learner), reference(groups, CONFIG.loss), rtol=1e-9)
+
+
+def test_activations_are_made_again_where_the_config_says_so_and_the_gradient_is_the_same():
+    """Kept are those of a layer's input: the backward pass has each layer's forward pass run once more."""
+    groups, runs = groups_of(), [0, 0]
+    for again in (False, True):
+        learner = learner_of(activation_checkpointing=again, token_budget=10_000)
+
+        def counted(*_, again=again):
+            runs[again] += 1
+
+        for layer in learner.model.base_model.layers:
+            layer.mlp.register_forward_pre_hook(counted)
+        learner.add(groups)
+        same(gradients(learner), reference(groups, CONFIG.loss), rtol=1e-9)
+    assert runs == [2, 4], "two layers, one pass; and again"
+    learner.score(groups)
+    assert runs == [2, 6], "a pass without gradient is one"
 
 
 def test_logits_are_made_in_chunks_and_again_in_the_backward_pass():
@@ -300,7 +319,7 @@ def test_a_model_that_caps_its_logits_is_refused():
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-def _rank(rank, world, port, cuts, folder):
+def _rank(rank, world, port, cuts, folder, again):
     import datetime
     import os
 
@@ -314,7 +333,8 @@ def _rank(rank, world, port, cuts, folder):
     timeout = datetime.timedelta(seconds=RANKS_S)
     store = TCPStore("127.0.0.1", port, world, is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-    learner = learner_of(mesh=init_device_mesh("cpu", (world,)), token_budget=40, max_grad_norm=0.05)
+    mesh = init_device_mesh("cpu", (world,))
+    learner = learner_of(mesh=mesh, token_budget=40, max_grad_norm=0.05, activation_checkpointing=again)
     groups = groups_of()
     for mine in cuts:
         learner.add([groups[index] for index in mine[rank]])
@@ -338,15 +358,16 @@ def store():
 
 @pytest.mark.timeout(2 * RANKS_S)
 @pytest.mark.parametrize(
-    "cuts", [[([0, 1, 4], [2, 3])], [([0], [1]), ([2, 3, 4], [])]], ids=["one-round", "two-rounds"]
-)
-def test_two_ranks_make_the_update_of_one(tmp_path, store, cuts):
+    ("cuts", "again"), [([([0, 1, 4], [2, 3])], False), ([([0], [1]), ([2, 3, 4], [])], True)],
+    ids=["one-round", "two-rounds-activations-made-again"],
+)  # fmt: skip
+def test_two_ranks_make_the_update_of_one(tmp_path, store, cuts, again):
     """One of them has fewer groups in a round, or none."""
     alone = learner_of(max_grad_norm=0.05)
     alone.add(groups_of())
     totals, norm = alone.update(1, steps=3)
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, 2, store.port, cuts, tmp_path)) for rank in range(2)]
+    ranks = [context.Process(target=_rank, args=(rank, 2, store.port, cuts, tmp_path, again)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -2,6 +2,7 @@
 what it says of a step."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -265,7 +266,8 @@ async def test_a_step_of_which_all_groups_were_dropped_changes_nothing(folder):
     assert all(torch.equal(before[name], after) for name, after in weights(trainer).items())
 
 
-async def test_three_updates_in_a_row_that_are_no_numbers_end_the_job(folder):
+async def test_three_updates_in_a_row_that_are_no_numbers_end_the_job(folder, monkeypatch):
+    monkeypatch.delenv(names.ENV_OUTPUT_DIR, raising=False)
     trainer = await trainer_of(folder, steps=9)
     broken = [item(0)]
     broken[0].payload["logprobs"][0] = np.nan
@@ -273,8 +275,32 @@ async def test_three_updates_in_a_row_that_are_no_numbers_end_the_job(folder):
         numbers = await trainer.train(step_of(items, step=number))
         assert numbers["updates_skipped_count"] == float(items is broken)
         assert all(np.isfinite(value) for value in numbers.values()), "metrics are JSON"
-    with pytest.raises(UserError, match="the gradients of 3 updates in a row are no numbers"):
+    with pytest.raises(UserError, match=r"the gradients of 3 updates in a row are no numbers.*precision: float32$"):
         await trainer.train(step_of(broken, step=6))
+
+
+async def test_the_groups_of_a_step_that_is_skipped_are_kept_in_the_work_dir(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(names.ENV_OUTPUT_DIR, str(tmp_path))
+    trainer = await trainer_of(folder, steps=9)
+    for step, is_broken in ((1, False), (2, True), (3, True)):
+        items = [item(number, step=step) for number in range(2)]
+        if is_broken:
+            items[0].payload["logprobs"][0] = np.nan
+        await trainer.train(step_of(items, step=step))
+    broken = [item(number, step=4) for number in range(2)]
+    broken[1].payload["logprobs"][0] = np.nan
+    with pytest.raises(UserError, match=rf"their groups are in {tmp_path}/skipped-0.jsonl"):
+        await trainer.train(step_of(broken, step=4))
+    lines = [json.loads(line) for line in (tmp_path / "skipped-0.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["key"]) for line in lines] == [
+        (step, f"train:0/{number}/0") for step in (2, 3, 4) for number in range(2)
+    ]
+    first, wanted = lines[0], item(0, step=2)
+    assert np.isnan(first.pop("logprobs")[0])
+    for name in ("prompt", "tokens", "lengths"):
+        assert first[name] == wanted.payload[name].tolist()
+    assert first["reward"] == pytest.approx(wanted.payload["reward"].tolist(), abs=1e-6)
+    assert np.mean(first["advantage"]) == pytest.approx(0.0, abs=1e-5)
 
 
 async def test_another_tokenizer_at_the_rollout_is_told(folder):

@@ -38,6 +38,63 @@ def test_parquet_over_several_row_groups(tmp_path):
     assert rows.row(2) == ROWS[2], "one that was read before"
 
 
+def saved(folder, *shards, **state):
+    """As Dataset.save_to_disk of datasets 5.0 lays it down."""
+    folder.mkdir(parents=True)
+    names = []
+    for number, rows in enumerate(shards):
+        names.append(f"data-{number:05}-of-{len(shards):05}.arrow")
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_stream(str(folder / names[-1]), table.schema) as stream:
+            stream.write_table(table, max_chunksize=2)
+    found = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "5", "_split": None, **state}
+    (folder / "state.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_a_saved_datasets_shards_one_after_the_other(tmp_path):
+    folder = saved(tmp_path / "rows", ROWS[:4], ROWS[4:7], ROWS[7:])
+    rows = open_rows(str(folder), field="spec.data.train")
+    assert len(rows) == 10
+    assert [rows.row(n) for n in range(10)] == ROWS
+    assert [rows.row(n) for n in (7, 3, 4)] == [ROWS[7], ROWS[3], ROWS[4]]
+    other = open_rows(str(saved(tmp_path / "other", ROWS[:4], ROWS[7:], ROWS[4:7])), field="spec.data.train")
+    assert other.digest != rows.digest
+    again = saved(tmp_path / "again", ROWS[:4], ROWS[4:7], ROWS[7:])
+    assert open_rows(str(again), field="spec.data.train").digest == rows.digest
+
+
+def test_a_folder_of_several_splits_names_them(tmp_path):
+    saved(tmp_path / "rows" / "train", ROWS)
+    (tmp_path / "rows" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(
+        UserError, match=r"has several splits: got train, test, wanted one of them; write .*/rows/train"
+    ):
+        open_rows(str(tmp_path / "rows"), field="spec.data.train")
+
+
+@pytest.mark.parametrize("broken", ["a shard is gone", "a shard is cut", "no list", "no JSON", "no rows"])
+def test_a_saved_dataset_that_is_not_whole_is_said(tmp_path, broken):
+    folder = saved(tmp_path / "rows", *([] if broken == "no rows" else [ROWS, ROWS]))
+    last = folder / "data-00001-of-00002.arrow"
+    says = "has a shard that cannot be read: got .*, wanted the files that state.json names, whole; save it again"
+    match broken:
+        case "a shard is gone":
+            last.unlink()
+        case "a shard is cut":
+            last.write_bytes(last.read_bytes()[:-300])
+        case "no list":
+            (folder / "state.json").write_text("{}")
+            says = r"has no list of its files: got state.json without _data_files \(KeyError\('_data_files'\)\)"
+        case "no JSON":
+            (folder / "state.json").write_text("{")
+            says = "has no list of its files"
+        case _:
+            says = "is empty: got 0 rows"
+    with pytest.raises(UserError, match=says):
+        open_rows(str(folder), field="spec.data.train")
+
+
 def test_what_no_message_can_have_is_text(tmp_path):
     day = datetime.date(2026, 1, 2)
     parquet.write_table(pa.Table.from_pylist([{"day": day}]), tmp_path / "t.parquet")
@@ -60,7 +117,7 @@ def test_the_digest_is_of_the_bytes(tmp_path):
         ("t.jsonl", b"\n\n", "is empty"),
         ("t.parquet", b"PAR1 and no more", "is no Parquet file: got Parquet"),
         ("missing", None, "is not there"),
-        ("folder", "folder", "is a folder: .*to_json or to_parquet"),
+        ("folder", "folder", "is a folder: got no state.json in it, wanted a .jsonl or .parquet file, or a folder"),
     ],
 )
 def test_what_is_no_file_of_rows_is_said(tmp_path, name, content, says):
