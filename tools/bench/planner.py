@@ -48,7 +48,7 @@ def problem(slots: int) -> PlanProblem:
         QueueEdge("critic", "train"),
     )
     return PlanProblem(
-        roles=roles, edges=edges, cycle=CycleEdge("env", "policy", 8, Cost(0.2)), items=max(64, slots),
+        roles=roles, edges=edges, cycles=(CycleEdge("env", "policy", 8, Cost(0.2)),), items=max(64, slots),
         pools=(Pool(name="gpu", slots=slots, memory_mib=80_000, roles=tuple(costs), slots_per_pod=8),),
         weights=WeightsEdge("train", "policy", Cost(5), Cost(5)),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Proofs of the planner. Each problem's result is a line of build/prove/PART.jsonl; what is there is not made again.
 
-python -m tools.prove exact [--count 200] [--slots 4] [--minutes 60]
+python -m tools.prove exact [--count 200] [--slots 4] [--kind like-ppo] [--minutes 60]
 python -m tools.prove two-stages [--count 600]
 python -m tools.prove steady | shift | loop [--count N]
 python -m tools.prove table                           writes the table of predictions; only where a rule has changed
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--like-ppo", action="store_true", help="exact: cycles whose asker feeds the next role")
+    parser.add_argument("--kind", choices=tuple(exact.KINDS), default="tiny", help="exact: which problems")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; go on by the same command")
     parser.add_argument("--modes", nargs="+", default=["Disaggregated", "Collocated"])
     parser.add_argument("--time-scale", type=float, default=1.0)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     one: Callable[[int], Line]
     if args.part == "exact":
-        one = partial(exact.one, slots=args.slots, like_ppo=args.like_ppo)
+        one = partial(exact.one, slots=args.slots, kind=args.kind)
         summary, count = exact.summary, args.count or 200
     elif args.part in LOOPS:
         one, summary, count = getattr(loop, args.part), loop.summary, args.count or LOOPS[args.part]
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         one, summary, count = schedules.one, schedules.summary, args.count or 200
     else:
         one, summary, count = two_stages.one, two_stages.summary, args.count or 600
-    name = f"exact-{args.slots}{'-ppo' * args.like_ppo}" if args.part == "exact" else args.part
+    name = f"exact-{args.kind}-{args.slots}" if args.part == "exact" else args.part
     found = results(BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes)
     print(summary(found))
     return 0 if len(found) == count and all(line["ok"] for line in found) else 1

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
-from rlinf_scheduler.planner.problem import InLanes, PlanProblem, RoleCosts
+from rlinf_scheduler.planner.problem import CycleEdge, InLanes, PlanProblem, RoleCosts
 from rlinf_scheduler.planner.simulate import simulate
 
 System = tuple[tuple[frozenset[str], tuple[int, ...]], ...]
@@ -88,9 +88,6 @@ def _plans(problem: PlanProblem, system: System) -> Iterator[Candidate]:
     gang_sizes = [_sizes(problem, role, system) for role in problem.roles]
     orders = [list(_rings(sorted(roles))) for roles, _ in system]
     choices = [list(_choices(problem, role)) for role in problem.roles]
-    stages: Sequence[int] = (1, 2) if problem.cycle else (1,)
-    if problem.cycle and problem.cycle.is_single:
-        stages = range(1, problem.items + 1)
     for sizes in itertools.product(*gang_sizes):
         size = {role.name: n for role, n in zip(problem.roles, sizes, strict=True)}
         for order in itertools.product(*orders):
@@ -103,8 +100,7 @@ def _plans(problem: PlanProblem, system: System) -> Iterator[Candidate]:
             for chosen in itertools.product(*choices):
                 named = {role.name: choice for role, choice in zip(problem.roles, chosen, strict=True)}
                 if all(_holds(problem, region, named) for region in regions):
-                    for count in stages:
-                        yield Candidate(regions=regions, choices=named, stages=count)
+                    yield Candidate(regions=regions, choices=named)
 
 
 def _rings(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -133,13 +129,19 @@ def _workers(problem: PlanProblem, name: str, slots: Sequence[int], size: int) -
 
 
 def _choices(problem: PlanProblem, role: RoleCosts) -> Iterator[Choice]:
-    in_cycle = problem.cycle is not None and role.name in (problem.cycle.front, problem.cycle.back)
-    one = in_cycle or isinstance(role.service, InLanes)
+    cycle = problem.cycle_of.get(role.name)
+    one = cycle is not None or isinstance(role.service, InLanes)
     for option in range(len(role.options)):
         for stays in (False, True) if role.may_stay else (False,):
             for size in (1,) if one else dict.fromkeys((1, min(3, problem.items), problem.items)):
-                depth = problem.items if in_cycle else 2
-                yield Choice(micro_batch=size, depth=depth, option=option, stays=stays)
+                depth = problem.items if cycle else 2
+                for stages in _stages(problem, cycle) if cycle and cycle.front == role.name else (1,):
+                    yield Choice(micro_batch=size, depth=depth, option=option, stays=stays, stages=stages)
+
+
+def _stages(problem: PlanProblem, cycle: CycleEdge) -> Sequence[int]:
+    """Of units that travel by themselves any number; of sub-batches one or two."""
+    return range(1, problem.items + 1) if cycle.is_single else (1, 2)
 
 
 def _holds(problem: PlanProblem, region: Region, choices: dict[str, Choice]) -> bool:

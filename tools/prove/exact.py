@@ -1,15 +1,17 @@
 """Proof `exact`: the search against brute force.
 
-python -m tools.prove exact [--slots 3] [--count 20] [--like-ppo]
+python -m tools.prove exact [--slots 3] [--count 20] [--kind KIND]
 
-`--like-ppo`: problems with a cycle alone, in which the one who asks feeds the next role, as in flow ppo.
+    tiny        what plans had to know first: turns, memory, staleness, a cycle
+    like-ppo    a cycle whose asker feeds the next role, as in flow ppo
+    two-cycles  what leaves one cycle goes round another
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import PlanProblem
@@ -19,8 +21,12 @@ from tools.prove import brute, problems
 EQUAL: Final = 1e-9
 
 
-def one(seed: int, *, slots: int, like_ppo: bool = False) -> dict[str, Any]:
-    problem = asking(seed, slots=slots) if like_ppo else problems.tiny(seed, slots=slots)
+class Kind(Protocol):
+    def __call__(self, seed: int, *, slots: int) -> PlanProblem: ...
+
+
+def one(seed: int, *, slots: int, kind: str = "tiny") -> dict[str, Any]:
+    problem = KINDS[kind](seed, slots=slots)
     truth, found = brute.best(problem), plan(problem)
     if isinstance(found, Infeasible):
         agrees = truth.any is None
@@ -36,8 +42,15 @@ def one(seed: int, *, slots: int, like_ppo: bool = False) -> dict[str, Any]:
 
 def asking(seed: int, *, slots: int) -> PlanProblem:
     """Of every second one each unit travels by itself."""
-    cyclic = (p for p in (problems.tiny(n, slots=slots) for n in itertools.count()) if p.cycle is not None)
+    cyclic = (p for p in (problems.tiny(n, slots=slots) for n in itertools.count()) if p.cycles)
     return problems.like_ppo(next(itertools.islice(cyclic, seed, None)), is_single=seed % 2 == 0)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "tiny": problems.tiny,
+    "like-ppo": asking,
+    "two-cycles": problems.two_cycles,
+}
 
 
 def summary(found: list[dict[str, Any]]) -> str:

@@ -63,7 +63,7 @@ def of_entry(
         weights=WeightsEdge(weights["from"], weights["to"], _number(sync), _number(sync if lag_ms is None else lag_ms))
         if weights
         else None,
-        cycle=_cycle(cycle, time_scale) if cycle else None,
+        cycles=(_cycle(cycle, time_scale),) if cycle else (),
         pools=tuple(
             Pool(
                 name=p["name"], slots=p["slots"], memory_mib=p["memory"], roles=tuple(p["roles"]),
@@ -115,15 +115,15 @@ def _role(role: Mapping[str, Any], entry: Mapping[str, Any], keys: Sequence[Sequ
 
 def like_ppo(problem: PlanProblem, *, is_single: bool = True) -> PlanProblem:
     """The same with the one who asks in its cycle feeding the next role, whose gang trains when all units are there."""
-    cycle = problem.cycle
-    if cycle is None:
+    if not problem.cycles:
         return problem
+    (cycle,) = problem.cycles
     edges = tuple(replace(e, producer=cycle.front) if e.producer == cycle.back else e for e in problem.edges)
     roles = tuple(
         replace(role, service=replace(role.service, at_once=True)) if isinstance(role.service, InRounds) else role
         for role in problem.roles
     )
-    return replace(problem, edges=edges, roles=roles, cycle=replace(cycle, is_single=is_single))
+    return replace(problem, edges=edges, roles=roles, cycles=(replace(cycle, is_single=is_single),))
 
 
 def tiny(seed: int, *, slots: int = 3) -> PlanProblem:
@@ -164,5 +164,34 @@ def tiny(seed: int, *, slots: int = 3) -> PlanProblem:
     return PlanProblem(
         roles=tuple(roles), edges=tuple(edges), pools=pools, items=items, staleness=rng.choice([0, 0, 1, 2]),
         weights=WeightsEdge("train", "roll", sync, sync), turn_ms=_number(rng.choice([0.0, 0.5])),
-        cycle=CycleEdge("env", "roll", rng.choice([1, 2, 4]), _number(rng.choice([0.0, 0.5]))) if cyclic else None,
+        cycles=(CycleEdge("env", "roll", rng.choice([1, 2, 4]), _number(rng.choice([0.0, 0.5]))),) if cyclic else (),
+    )  # fmt: skip
+
+
+def two_cycles(seed: int, *, slots: int = 3) -> PlanProblem:
+    """Four roles, each worker of one slot: what leaves the first cycle, at either end, goes round the second, whose
+    back ends the step."""
+    rng = random.Random(f"two cycles {slots} {seed}")
+    items, names = rng.randint(2, 3), ("env", "roll", "agent", "judge")
+    room = rng.choice([0.0, 100.0])
+    roles = []
+    for name in names:
+        load, peak = rng.choice([0.0, 1.0, 8.0]), rng.choice([30.0, 60.0])
+        roles.append(
+            RoleCosts(
+                name=name, options=(Option(per_item_ms=_number(rng.randint(1, 12)), peak_mib=peak),),
+                per_batch_ms=_number(rng.choice([0, 1])), load_ms=_number(load), offload_ms=_number(load * 0.8),
+                resident_mib=10.0, offloaded_mib=rng.choice([0.0, 5.0]),
+                sizes=tuple(rng.choice([0.5, 1.0, 2.0]) for _ in range(items)) if rng.random() < 0.3 else (1.0,),
+            )
+        )  # fmt: skip
+    leaves = "env" if rng.random() < 0.5 else "roll"
+    cycles = (
+        CycleEdge("env", "roll", rng.choice([1, 2]), _number(rng.choice([0.0, 0.5])), is_single=rng.random() < 0.5),
+        CycleEdge("agent", "judge", rng.choice([1, 3]), _number(rng.choice([0.0, 0.5])), is_single=True),
+    )
+    return PlanProblem(
+        roles=tuple(roles), edges=(QueueEdge(leaves, "agent"),), cycles=cycles, items=items,
+        pools=(Pool(name="gpu", slots=slots, memory_mib=room, roles=names),), staleness=rng.choice([0, 0, 1]),
+        turn_ms=_number(rng.choice([0.0, 0.5])),
     )  # fmt: skip

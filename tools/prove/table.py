@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,10 +57,10 @@ def draw(problem: PlanProblem, rng: random.Random) -> Candidate | None:
             for _ in range(pool.slots if able else 0):
                 slots[rng.choice(able)][at] += 1
         regions = [_region(problem, group, tuple(s), rng) for group, s in zip(groups, slots, strict=True)]
-        found = Candidate(
-            regions=tuple(regions), choices={role.name: _choice(problem, role, rng) for role in problem.roles},
-            stages=rng.choice([1, 2]) if problem.cycle else 1,
-        )  # fmt: skip
+        choices = {role.name: _choice(problem, role, rng) for role in problem.roles}
+        for cycle in problem.cycles:
+            choices[cycle.front] = replace(choices[cycle.front], stages=rng.choice([1, 2]))
+        found = Candidate(regions=tuple(regions), choices=choices)
         if all(sum(turn.workers) for region in regions for turn in region.turns):
             return found
     return None
@@ -78,10 +79,9 @@ def _region(problem: PlanProblem, group: list[str], slots: tuple[int, ...], rng:
 
 
 def _choice(problem: PlanProblem, role: RoleCosts, rng: random.Random) -> Choice:
-    cycle = problem.cycle
     option = rng.randrange(len(role.options))
     stays = role.may_stay and rng.random() < 0.5
-    if cycle is not None and role.name in (cycle.front, cycle.back):
+    if role.name in problem.cycle_of:
         return Choice(depth=problem.items, option=option, stays=stays)
     size = 1 if isinstance(role.service, InLanes) else rng.choice([1, min(3, problem.items), problem.items])
     return Choice(micro_batch=size, depth=rng.choice([1, 2, 2, 4]), option=option, stays=stays)

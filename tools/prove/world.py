@@ -223,11 +223,10 @@ def _part(
     unit_s = 1e-3 * role.options[choice.option].per_item_ms.value / speed
     batch_s = 1e-3 * role.per_batch_ms.value / speed
     share = -(-truth.items // everybody)
-    cycle = truth.cycle
     seconds: dict[str, Number] = {}
-    if cycle is not None and role.name in (cycle.front, cycle.back):
+    if cycle := truth.cycle_of.get(role.name):
         fronts = candidate.workers(cycle.front)
-        size = max(1, -(-truth.items // fronts) // candidate.stages)
+        size = 1 if cycle.is_single else max(1, -(-truth.items // fronts) // candidate.choices[cycle.front].stages)
         passages = cycle.round_trips * truth.items / size * workers / everybody
         batches = [_batch(size, batch_s + unit_s * size, passages * steps)]
     elif isinstance(role.service, InLanes):
@@ -289,8 +288,8 @@ def _channels(truth: PlanProblem, steps: int) -> list[ChannelProfile]:
     found += [channel(truth.role(name).tickets, "Queue", "", name, truth.items) for name in truth.first]
     if truth.weights is not None:
         found.append(channel("weights", "Weights", truth.weights.producer, truth.weights.consumer, 1))
-    if truth.cycle is not None:
-        name, trips = f"cycle-{truth.cycle.front}-{truth.cycle.back}", truth.cycle.round_trips * truth.items
-        found.append(channel(name, "Cycle", truth.cycle.front, truth.cycle.back, trips))
-        found.append(channel(name, "Cycle", truth.cycle.back, truth.cycle.front, trips))
+    for cycle in truth.cycles:
+        name, trips = f"cycle-{cycle.front}-{cycle.back}", cycle.round_trips * truth.items
+        found.append(channel(name, "Cycle", cycle.front, cycle.back, trips))
+        found.append(channel(name, "Cycle", cycle.back, cycle.front, trips))
     return found

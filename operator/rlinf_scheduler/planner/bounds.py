@@ -28,8 +28,7 @@ class Bounds:
 
     @cached_property
     def _trips(self) -> dict[str, int]:
-        cycle = self.problem.cycle
-        return {cycle.front: cycle.round_trips, cycle.back: cycle.round_trips} if cycle else {}
+        return {name: cycle.round_trips for name, cycle in self.problem.cycle_of.items()}
 
     @cached_property
     def _totals(self) -> dict[str, float]:
@@ -166,15 +165,15 @@ class Bounds:
 
         def head(name: str) -> float:
             if name not in found:
-                cycle, inputs = self.problem.cycle, self.problem.inputs(name)
                 found[name] = 0.0
-                for producer in inputs:
-                    ms = self._one_ms(self.problem.role(producer))
-                    if cycle and producer in (cycle.front, cycle.back):
+                for producer in self.problem.inputs(name):
+                    came, ms = head(producer), self._one_ms(self.problem.role(producer))
+                    if cycle := self.problem.cycle_of.get(producer):
                         other = cycle.back if producer == cycle.front else cycle.front
                         ms += self._one_ms(self.problem.role(other))
                         ms += (2 * cycle.round_trips - (producer == cycle.back)) * cycle.hop_ms.value
-                    found[name] = max(found[name], head(producer) + ms)
+                        came = head(cycle.front)
+                    found[name] = max(found[name], came + ms)
             return found[name]
 
         for role in self.problem.roles:

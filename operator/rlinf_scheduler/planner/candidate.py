@@ -3,7 +3,7 @@ each role. For: search makes them, simulate runs them, spec writes the chosen on
 
     Region        slots of one or several pools. One turn: its role has them to itself; several: a lease set.
     PlannedTurn   a role's workers there, per pool. They take the first slots of the region in each pool.
-    Choice        what else is decided of a role: micro-batch, depth, option, resident or offloaded.
+    Choice        what else is decided of a role: micro-batch, depth, option, resident or offloaded, stages of a cycle.
 
 A role may have workers in several regions, a gang in one only: its ranks hold and let go together.
 """
@@ -48,14 +48,14 @@ class Choice:
     option: int = 0
     stays: bool = False
     """Resident while others have the turn, or else offloaded."""
+    stages: int = 1
+    """Of a cycle's front: sub-batches, or units, of each of its workers that are under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     regions: tuple[Region, ...]
     choices: Mapping[str, Choice]
-    stages: int = 1
-    """Sub-batches in flight per front worker of the cycle."""
 
     @property
     def slots(self) -> int:

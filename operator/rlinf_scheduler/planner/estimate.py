@@ -3,7 +3,7 @@ search, which decides nothing by it. It may be off either way, and bounds.py nev
 
 Units flow: each role has them from when its first input does to when its last one does, and works them off at the
 pace of the workers that are there by then. On shared slots a role begins when the one before it in the pipeline ends.
-The two ends of a cycle are one stretch: its trips one after the other, or the work of the busier end.
+The two ends of each cycle are one stretch: its trips one after the other, or the work of the busier end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from rlinf_scheduler.planner.bounds import Bounds
 from rlinf_scheduler.planner.candidate import Candidate, PlannedTurn
-from rlinf_scheduler.planner.problem import InLanes, InRounds, PlanProblem
+from rlinf_scheduler.planner.problem import CycleEdge, InLanes, InRounds, PlanProblem
 
 OFTEN: Final = 2
 """Round trips in which an end of a cycle loses its slots once, where it shares them with a role that it feeds: between
@@ -32,7 +32,7 @@ class Estimate:
         return pipeline(self.problem)
 
     def period_ms(self, candidate: Candidate) -> float:
-        problem, cycle = self.problem, self.problem.cycle
+        problem = self.problem
         places: dict[str, list[tuple[int, PlannedTurn]]] = {}
         for at, region in enumerate(candidate.regions):
             for turn in region.turns:
@@ -44,18 +44,18 @@ class Estimate:
         begin = problem.weights.lag_ms.value if problem.weights and problem.weights.consumer in problem.first else 0.0
         hand_over = problem.hand_over_ms.value
         for name in self._order:
-            if cycle and name == cycle.back:
-                continue
-            if cycle and name == cycle.front:
-                begun, over = self._cycle_ms(candidate, places, free)
-                for end in (cycle.front, cycle.back):
-                    first[end], last[end] = begin + begun, begin + over
-                for at, _ in (*places[cycle.front], *places[cycle.back]):
-                    free[at] = begin + over
-                continue
-            inputs = problem.inputs(name)
+            inputs, cycle = problem.inputs(name), problem.cycle_of.get(name)
             came = max((first[i] + hand_over for i in inputs), default=begin)
             all_came = max((last[i] + hand_over for i in inputs), default=begin)
+            if cycle and name == cycle.back:
+                continue
+            if cycle:
+                begun, over = self._cycle_ms(cycle, candidate, places, free, came=came, all_came=all_came)
+                for end in (cycle.front, cycle.back):
+                    first[end], last[end] = begun, over
+                for at, _ in (*places[cycle.front], *places[cycle.back]):
+                    free[at] = over
+                continue
             role, choice = problem.role(name), candidate.choices[name]
             each = role.options[choice.option].per_item_ms.value
             workers = candidate_workers(places[name])
@@ -102,15 +102,20 @@ class Estimate:
         return self.problem.turn_ms.value + (0.0 if stays else role.load_ms.value + role.offload_ms.value)
 
     def _cycle_ms(
-        self, candidate: Candidate, places: dict[str, list[tuple[int, PlannedTurn]]], free: Sequence[float]
+        self,
+        cycle: CycleEdge,
+        candidate: Candidate,
+        places: dict[str, list[tuple[int, PlannedTurn]]],
+        free: Sequence[float],
+        *,
+        came: float,
+        all_came: float,
     ) -> tuple[float, float]:
-        """When its first units leave it, and its last."""
-        cycle = self.problem.cycle
-        assert cycle is not None
+        """When its first units leave it, and its last. `came`, `all_came`: the first that it has, and the last."""
         ends, passage, regions = [], 0.0, []
         front = candidate_workers(places[cycle.front])
         back = candidate_workers(places[cycle.back])
-        stages = min(candidate.stages, -(-self.problem.items // max(1, front)))
+        stages = min(candidate.choices[cycle.front].stages, -(-self.problem.items // max(1, front)))
         sub_batch = self.problem.items / max(1, front) / stages
         waves = 1.0  # of units that travel by themselves, and of which fewer do than there are
         if cycle.is_single:
@@ -135,8 +140,10 @@ class Estimate:
             if not in_turns and any(len(candidate.regions[i].turns) > 1 for i in at):
                 # Its first units are through while it still works on others, and their next role takes the slots.
                 over += cycle.round_trips * self._switch_ms(name, candidate.choices[name].stays) / OFTEN
-        others = max((free[at] for of_end in regions for at in of_end), default=0.0)
-        return others + over * (1 - 0.5 * (stages > 1) / cycle.round_trips), others + over
+        begun = max((free[at] for of_end in regions for at in of_end), default=0.0)
+        begun = max(begun, came)
+        last = max(begun + over, all_came + passage * cycle.round_trips)
+        return begun + over * (1 - 0.5 * (stages > 1) / cycle.round_trips), last
 
 
 def candidate_workers(places: Sequence[tuple[int, PlannedTurn]]) -> int:
@@ -157,11 +164,11 @@ def _worked_off(paces: Sequence[tuple[float, float]], work: float) -> float:
 def pipeline(problem: PlanProblem) -> list[str]:
     """Roles in the order in which a unit meets them."""
     found: list[str] = []
-    front, back = (problem.cycle.front, problem.cycle.back) if problem.cycle else ("", "")
+    front_of = {cycle.back: cycle.front for cycle in problem.cycles}
 
     def visit(name: str) -> None:
         if name not in found:
-            for before in (*problem.inputs(name), *((front,) if name == back else ())):
+            for before in (*problem.inputs(name), *((front_of[name],) if name in front_of else ())):
                 visit(before)
             found.append(name)
 

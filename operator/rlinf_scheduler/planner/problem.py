@@ -168,7 +168,8 @@ class WeightsEdge:
 @dataclass(frozen=True, slots=True)
 class CycleEdge:
     """A step's units travel `round_trips` times through front and back: front asks, back answers. Where back feeds the
-    next role, front works before it asks; where front does, it asks at once and works on each answer."""
+    next role, front works before it asks; where front does, it asks at once and works on each answer. No role is in two
+    cycles."""
 
     front: str
     back: str
@@ -176,7 +177,7 @@ class CycleEdge:
     hop_ms: Cost = ZERO
     is_single: bool = False
     """Each unit travels by itself, and `stages` of a front worker's are under way at once. Otherwise its share of a
-    step travels in so many sub-batches."""
+    step travels in so many sub-batches; a front that another role feeds has no share of a step that it knows of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,7 @@ class PlanProblem:
     items: int
     """Units of a step."""
     weights: WeightsEdge | None = None
-    cycle: CycleEdge | None = None
+    cycles: tuple[CycleEdge, ...] = ()
     staleness: int = 0
     hand_over_ms: Cost = ZERO
     """From the end of a unit's work to where its next role may take it."""
@@ -222,6 +223,14 @@ class PlanProblem:
     """Collocated: all roles of a pool take turns on its slots; Disaggregated: nobody does; else what is best."""
     pins: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Workers of a role, where a person has said how many."""
+
+    def __post_init__(self) -> None:
+        ends = [name for cycle in self.cycles for name in (cycle.front, cycle.back)]
+        if twice := sorted({name for name in ends if ends.count(name) > 1}):
+            raise InvariantBroken(f"role {twice[0]!r} is in two cycles, and one of a role is planned")
+        for cycle in self.cycles:
+            if not cycle.is_single and self.inputs(cycle.front):
+                raise InvariantBroken(f"role {cycle.front!r} is fed by a role, so that its units travel by themselves")
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -289,21 +298,25 @@ class PlanProblem:
         return next((e.channel for e in self.edges if e.consumer == name), self.role(name).tickets)
 
     @cached_property
-    def first(self) -> tuple[str, ...]:
-        """Roles that take tickets."""
-        back = self.cycle.back if self.cycle else ""
-        return tuple(r.name for r in self.roles if not self.inputs(r.name) and r.name != back)
+    def cycle_of(self) -> dict[str, CycleEdge]:
+        """By both of its roles."""
+        return {name: cycle for cycle in self.cycles for name in (cycle.front, cycle.back)}
 
     @cached_property
-    def asker_feeds(self) -> bool:
+    def first(self) -> tuple[str, ...]:
+        """Roles that take tickets."""
+        backs = {cycle.back for cycle in self.cycles}
+        return tuple(r.name for r in self.roles if not self.inputs(r.name) and r.name not in backs)
+
+    def asker_feeds(self, cycle: CycleEdge) -> bool:
         """Whether what has gone through the cycle leaves it at the front."""
-        return self.cycle is not None and bool(self.outputs(self.cycle.front))
+        return bool(self.outputs(cycle.front))
 
     @cached_property
     def terminal(self) -> tuple[str, ...]:
         """Roles that end a step: who feeds nobody. Of a cycle's roles that one does not where units turn back."""
-        turns = (self.cycle.back if self.asker_feeds else self.cycle.front) if self.cycle else ""
-        return tuple(r.name for r in self.roles if not self.outputs(r.name) and r.name != turns)
+        turns = {cycle.back if self.asker_feeds(cycle) else cycle.front for cycle in self.cycles}
+        return tuple(r.name for r in self.roles if not self.outputs(r.name) and r.name not in turns)
 
 
 def resampled(sizes: Sequence[float], *, items: int, steps: int, name: str) -> tuple[tuple[float, ...], ...]:

@@ -31,7 +31,7 @@ from rlinf_scheduler.planner.bounds import Bounds
 from rlinf_scheduler.planner.candidate import MAX_STAGES, Candidate, Choice, PlannedTurn, Region, TooMuch
 from rlinf_scheduler.planner.estimate import Estimate, pipeline
 from rlinf_scheduler.planner.infeasible import Infeasible, Objection
-from rlinf_scheduler.planner.problem import InLanes, InRounds, PlanProblem, RoleCosts
+from rlinf_scheduler.planner.problem import CycleEdge, InLanes, InRounds, PlanProblem, RoleCosts
 from rlinf_scheduler.planner.simulate import Aborted, Prediction, alike, simulate
 from rlinf_scheduler.planner.words import LostBecause, lost_because
 
@@ -727,7 +727,7 @@ class _Search:
     def _changed(self, at: Candidate, layout: Layout, slots: Sequence[Sequence[int]]) -> Iterator[Candidate]:
         if all(map(any, slots)):
             for draft in self._drafts(layout, [tuple(s) for s in slots], most_ways=1):
-                found = replace(draft, choices=self._as_fine(at, draft), stages=at.stages)
+                found = replace(draft, choices=self._as_fine(at, draft))
                 yield found if self._fits(found.regions, found.choices) else draft
 
     def _as_fine(self, at: Candidate, draft: Candidate) -> dict[str, Choice]:
@@ -739,7 +739,7 @@ class _Search:
             if size > 1:
                 pieces = -(-_share(self.problem, at, role) // old.micro_batch)
                 size = -(-_share(self.problem, draft, role) // pieces)
-            found[role.name] = replace(new, micro_batch=size, option=old.option, stays=old.stays)
+            found[role.name] = replace(new, micro_batch=size, option=old.option, stays=old.stays, stages=old.stages)
         return found
 
     def _variants(self, at: Candidate) -> Iterator[Candidate]:
@@ -756,11 +756,11 @@ class _Search:
                 changed = {**at.choices, role.name: other}
                 if other != choice and self._fits(at.regions, changed):
                     yield replace(at, choices=changed)
-        if self.problem.cycle is not None:
-            most = _most_stages(self.problem, at)
-            for stages in sorted({1, 2, 4, most if self.problem.cycle.is_single else 1} & set(range(1, most + 1))):
-                if stages != at.stages:
-                    yield replace(at, stages=stages)
+        for cycle in self.problem.cycles:
+            most, choice = _most_stages(self.problem, cycle, at), at.choices[cycle.front]
+            for stages in sorted({1, 2, 4, most if cycle.is_single else 1} & set(range(1, most + 1))):
+                if stages != choice.stages:
+                    yield replace(at, choices={**at.choices, cycle.front: replace(choice, stages=stages)})
 
     def _orders(self, at: Candidate) -> Iterator[Candidate]:
         """Another order of turns, or of regions."""
@@ -777,10 +777,10 @@ class _Search:
 
     def _untils(self, at: Candidate) -> Iterator[Candidate]:
         """A turn that ends after a half or a quarter of what its role has to do there."""
-        problem, cycle = self.problem, self.problem.cycle
+        problem = self.problem
         for number, region in enumerate(at.regions):
             for i, turn in enumerate(region.turns if len(region.turns) > 1 else ()):
-                if cycle and turn.role in (cycle.front, cycle.back):
+                if turn.role in problem.cycle_of:
                     continue
                 role, workers = problem.role(turn.role), sum(turn.workers)
                 if role.is_gang:
@@ -868,7 +868,7 @@ def _grain(problem: PlanProblem) -> int:
 
 
 def _key(candidate: Candidate) -> object:
-    return candidate.regions, tuple(candidate.choices.values()), candidate.stages
+    return candidate.regions, tuple(candidate.choices.values())
 
 
 def _layout(candidate: Candidate) -> Layout:
@@ -957,17 +957,15 @@ def _share(problem: PlanProblem, draft: Candidate, role: RoleCosts) -> int:
     return -(-problem.items // max(1, draft.workers(role.name)))
 
 
-def _most_stages(problem: PlanProblem, draft: Candidate) -> int:
+def _most_stages(problem: PlanProblem, cycle: CycleEdge, draft: Candidate) -> int:
     """A front worker's share of a step, or of all that are open, where each unit travels by itself."""
-    assert problem.cycle is not None
-    share = _share(problem, draft, problem.role(problem.cycle.front))
-    return min(MAX_STAGES, share * (problem.staleness + 1) if problem.cycle.is_single else share)
+    share = _share(problem, draft, problem.role(cycle.front))
+    return min(MAX_STAGES, share * (problem.staleness + 1) if cycle.is_single else share)
 
 
 def _choice(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, option: int, stays: bool) -> Choice:
     """The largest micro-batch: fewest per-batch costs and changes of turn."""
-    cycle = problem.cycle
-    if cycle is not None and role.name in (cycle.front, cycle.back):
+    if role.name in problem.cycle_of:
         # A front takes its share of the step at once, and says itself what travels together.
         return Choice(micro_batch=1, depth=max(2, problem.items), option=option, stays=stays)
     if isinstance(role.service, InLanes):
@@ -982,15 +980,15 @@ def _streamed(problem: PlanProblem, candidate: Candidate) -> Candidate:
         if sizes := _ladder(problem, candidate, role):
             quarter = -(-_share(problem, candidate, role) // 4)
             choices[role.name] = replace(choices[role.name], micro_batch=min(sizes, key=lambda n: abs(n - quarter)))
-    stages = 2 if problem.cycle else 1
-    if problem.cycle and problem.cycle.is_single:
-        stages = _most_stages(problem, candidate)
-    return replace(candidate, choices=choices, stages=stages)
+    for cycle in problem.cycles:
+        stages = _most_stages(problem, cycle, candidate) if cycle.is_single else 2
+        choices[cycle.front] = replace(choices[cycle.front], stages=stages)
+    return replace(candidate, choices=choices)
 
 
 def _ladder(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, every: bool = False) -> list[int]:
-    cycle, service = problem.cycle, role.service
-    if isinstance(service, InLanes) or (cycle and role.name in (cycle.front, cycle.back)):
+    service = role.service
+    if isinstance(service, InLanes) or role.name in problem.cycle_of:
         return []
     if isinstance(service, InRounds) and service.at_once:
         return []  # its share, as any other size is as good

@@ -74,8 +74,10 @@ class _Role:
         self.workers: list[_Worker] = []
         self.outputs: list[_Role] = []
         self.inputs = 0
+        self.cycle: CycleEdge | None = None
         self.is_front = False
-        self.back_of: _Role | None = None  # of a cycle's back: its front
+        self.asker_feeds = False  # of a cycle's ends: who has gone through it leaves at the front
+        self.stages = choice.stages
         self.waiting: deque[int] = deque()
         self.by_step: dict[int, deque[int]] = {}  # of a gang, which takes no round of two steps
         self.arrived: dict[int, int] = {}  # inputs that have come, of units with several
@@ -90,8 +92,8 @@ class _Worker:
     """One worker, or a gang, which acts as one. Of classes: one that stands for as many."""
 
     __slots__ = (
-        "asked", "asks", "begun", "busy", "factor", "first", "free", "in_hand", "inbox", "newest", "number", "ranks",
-        "region", "role", "since", "slots", "step_ended", "taken", "to_ask", "turn", "working",
+        "asked", "asks", "begun", "busy", "factor", "first", "free", "has", "in_hand", "inbox", "newest", "number",
+        "ranks", "region", "role", "since", "slots", "step_ended", "taken", "to_ask", "turn", "working",
     )  # fmt: skip
 
     def __init__(self, role: _Role, turn: _Turn, region: _Region, *, factor: float, slots: float) -> None:
@@ -107,6 +109,7 @@ class _Worker:
         self.begun = -1  # the step whose per-batch time an engine has spent
         self.asks: list[_Worker] = []  # of a cycle's front: who answers
         self.asked, self.to_ask = 0, deque[Any]()  # of one that asks for unit by unit: under way; wait for a stage
+        self.has = 0  # of a front that another role feeds: units that go round
         # of the turn that is:
         self.taken, self.first, self.newest, self.step_ended = 0, -1, -1, False
 
@@ -217,10 +220,8 @@ class _Run:
         self.slots = candidate.slots / classes
         for region in candidate.regions:
             self._lay_out(region)
-        self.stages = candidate.stages
-        self.cycle, self.asker_feeds = problem.cycle, problem.asker_feeds
-        if self.cycle is not None:
-            self._pair(self.cycle)
+        for cycle in problem.cycles:
+            self._pair(cycle)
         weights = problem.weights
         self.publisher = self.by_name[weights.producer] if weights else None
         self.receiver = self.by_name[weights.consumer] if weights else None
@@ -272,7 +273,9 @@ class _Run:
 
     def _pair(self, cycle: CycleEdge) -> None:
         front, back = self.by_name[cycle.front], self.by_name[cycle.back]
-        front.is_front, back.back_of = True, front
+        for end in (front, back):
+            end.cycle, end.asker_feeds = cycle, self.problem.asker_feeds(cycle)
+        front.is_front = True
         askers, answerers = front.workers, back.workers
         if len(askers) >= len(answerers):
             for i, asker in enumerate(askers):
@@ -429,6 +432,9 @@ class _Run:
                 role.by_step.setdefault(unit // self.items, deque()).append(unit)
             self._kick(role.workers[0])
             return
+        if role.is_front:
+            self._share_out(role, units)
+            return
         role.waiting.extend(units)
         for worker in self._hand_out(role):
             self._kick(worker)
@@ -535,7 +541,7 @@ class _Run:
         elif role.lanes:
             self._start_lanes(worker)
         elif not worker.busy and worker.inbox:
-            if role.is_front or role.back_of is not None:
+            if role.cycle is not None:
                 self._start_passage(worker)
             else:
                 self._start_batch(worker)
@@ -640,19 +646,31 @@ class _Run:
     def _deal(self, front: _Role, step: int) -> None:
         """Tickets are pinned: every front worker's share, in as many sub-batches as there are stages, or by unit."""
         units, count = range(step * self.items, (step + 1) * self.items), len(front.workers)
-        assert self.cycle is not None
+        assert front.cycle is not None
         for number, worker in enumerate(front.workers):
             share = units[number::count]
-            stages = len(share) if self.cycle.is_single else min(len(share), self.stages)
+            stages = len(share) if front.cycle.is_single else min(len(share), front.stages)
             worker.inbox.extend((step, share[at::stages], 0) for at in range(stages))
+            self._kick(worker)
+
+    def _share_out(self, front: _Role, units: Sequence[int]) -> None:
+        """What another role makes goes to who has fewest that go round, one by one."""
+        for unit in units:
+            worker = min(front.workers, key=lambda w: (w.has, w.number))
+            worker.has += 1
+            worker.inbox.append((unit // self.items, (unit,), 0))
             self._kick(worker)
 
     def _start_passage(self, worker: _Worker) -> None:
         role = worker.role
         passage = worker.inbox.popleft()
-        while self.asker_feeds and role.is_front and not passage[2]:  # its first question takes no work
+        while not passage[1] or (role.asker_feeds and role.is_front and not passage[2]):
             self._note(worker, passage[0], 1)
-            self._ask(worker, passage)
+            if passage[1]:  # its first question takes no work
+                self._ask(worker, passage)
+            else:
+                worker.asked -= 1
+                self._go_on_asking(worker)
             if not worker.inbox:
                 return
             passage = worker.inbox.popleft()
@@ -667,21 +685,32 @@ class _Run:
     def _passage_over(self, worker: _Worker, passage: tuple[Any, ...]) -> None:
         _, units, came_from = passage
         self._free(worker)
-        cycle = self.cycle
-        assert cycle is not None
         role = worker.role
+        cycle = role.cycle
+        assert cycle is not None
         if role.is_front:
             worker.asked -= bool(came_from)
-            if self.asker_feeds and came_from[1] == cycle.round_trips:
+            if role.asker_feeds and came_from[1] == cycle.round_trips:
+                worker.has -= 1
                 self._emit(role, units)
                 self._go_on_asking(worker)
             else:
                 self._ask(worker, passage)
-        elif self.asker_feeds or came_from[1] < cycle.round_trips:
+        elif role.asker_feeds or came_from[1] < cycle.round_trips:
             self._send(came_from[0], passage, at=self.now + cycle.hop_ms.value)
         else:
             self._emit(role, units)
+            self._through(cycle, passage)
         self._kick(worker)
+
+    def _through(self, cycle: CycleEdge, passage: tuple[Any, ...]) -> None:
+        """A unit left at the back. Its last answer is no work for the front, who asks for another one then."""
+        step, _, (asker, trips) = passage
+        asker.has -= 1
+        if cycle.is_single and asker.to_ask:
+            self._send(asker, (step, (), (None, trips)), at=self.now + cycle.hop_ms.value)
+        else:
+            asker.asked -= 1
 
     def _ask(self, worker: _Worker, passage: tuple[Any, ...]) -> None:
         worker.to_ask.append(passage)
@@ -689,9 +718,9 @@ class _Run:
 
     def _go_on_asking(self, worker: _Worker) -> None:
         """Units that travel by themselves take turns question by question, as many at once as there are stages."""
-        cycle = self.cycle
+        cycle, stages = worker.role.cycle, worker.role.stages
         assert cycle is not None
-        while worker.to_ask and (worker.asked < self.stages or not cycle.is_single):
+        while worker.to_ask and (worker.asked < stages or not cycle.is_single):
             step, units, came_from = worker.to_ask.popleft()
             worker.asked += 1
             _, trips = came_from or (None, 0)

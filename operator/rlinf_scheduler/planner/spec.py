@@ -85,9 +85,7 @@ def write(
         workers=workers,
         lease_sets=lease_sets,
         channels=list(_channels(problem, candidate)),
-        cycles=[CyclePlan(roles=[problem.cycle.front, problem.cycle.back], stages=candidate.stages)]
-        if problem.cycle
-        else [],
+        cycles=[CyclePlan(roles=[c.front, c.back], stages=candidate.choices[c.front].stages) for c in problem.cycles],
         predicted=predicted(prediction),
         reason=reason,
     )
@@ -198,11 +196,11 @@ def _groups(slots: Sequence[Slot], size: int) -> Iterator[Sequence[Slot]]:
 
 def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPlan]:
     room = ROOM * problem.items * (problem.staleness + 1)
-    back = problem.cycle.back if problem.cycle else ""
+    backs = {cycle.back for cycle in problem.cycles}
     for role in problem.roles:
         names = [e.channel for e in problem.edges if e.consumer == role.name]
         choice = candidate.choices[role.name]
-        if not names and role.name != back:
+        if not names and role.name not in backs:
             names = [role.tickets]
         for name in names:
             units = max(room, choice.micro_batch * choice.depth)
@@ -230,6 +228,7 @@ def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:
 def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
     """Of a plan that exists: to predict it."""
     placed = placement.resolve(plan, job)
+    stages = {c.front: placed.stages.get(frozenset((c.front, c.back)), 1) for c in problem.cycles}
     choices = {}
     for role in problem.roles:
         channel = placed.channel(problem.channel(role.name))
@@ -239,9 +238,10 @@ def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
             depth=channel.depth,
             option=_option(role, entries[0].option),
             stays=entries[0].stays,
+            stages=stages.get(role.name, 1),
         )
     regions = tuple(standing.region for standing in stands(problem, plan, job))
-    return Candidate(regions=regions, choices=choices, stages=max(placed.stages.values(), default=1))
+    return Candidate(regions=regions, choices=choices)
 
 
 def stands(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> tuple[StandingRegion, ...]:

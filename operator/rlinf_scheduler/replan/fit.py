@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 from typing import Final
@@ -25,7 +25,7 @@ from typing import Final
 from rlinf_api import declared, quantities
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
 from rlinf_api.plan import RLPlanSpec
-from rlinf_api.profile import Batch, Profile, RoleProfile
+from rlinf_api.profile import Batch, ChannelProfile, Profile, RoleProfile
 from rlinf_api.slots import MAX_SLOTS
 from rlinf_scheduler.planner.problem import (
     ZERO,
@@ -179,7 +179,7 @@ def fit(
         ),
         items=graph.items,
         weights=_weights(graph, by_role),
-        cycle=_cycle(graph, works, newest, specs, plan),
+        cycles=tuple(_cycle(graph, cycle, works, newest, specs, plan) for cycle in graph.cycles),
         staleness=job.flow.max_staleness,
         hand_over_ms=Cost(HAND_OVER_MS),
         turn_ms=Cost(TURN_MS),
@@ -208,6 +208,37 @@ def warmed_up(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
 
 
 # --- who feeds whom ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A cycle as it was seen: who has units to ask for, and who answers."""
+
+    channel: str
+    front: str
+    back: str
+
+    @classmethod
+    def of(cls, channel: str, ways: Sequence[ChannelProfile], fed: Collection[str]) -> _Asked:
+        """`fed`: roles that have units, from the driver or from another role."""
+        front = next((c for c in ways if c.producer in fed), ways[0])
+        return cls(channel, front.producer, front.consumer)
+
+
+def _not_planned(cycles: Sequence[_Asked], feeders: Collection[str]) -> Iterator[str]:
+    for cycle in cycles:
+        if cycle.front in feeders and cycle.back in feeders:
+            yield (
+                f"roles {cycle.front!r} and {cycle.back!r} ask and answer in a cycle and both feed others: one of them "
+                "may"
+            )
+    of_role: dict[str, list[str]] = defaultdict(list)
+    for cycle in cycles:
+        for name in (cycle.front, cycle.back):
+            of_role[name].append(cycle.channel)
+    for name, channels in of_role.items():
+        if len(channels) > 1:
+            yield f"role {name!r} asks or answers in cycles {', '.join(channels)}: one cycle of a role is planned"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Graph:
     queues: tuple[tuple[str, str, str], ...]  # channel, producer, consumer
@@ -215,7 +246,7 @@ class _Graph:
     weights: tuple[str, str] | None
     weights_channel: str
     weights_bytes: float
-    cycle: tuple[str, str, str] | None  # channel, who asks, who answers
+    cycles: tuple[_Asked, ...]
     items: int
     last: str
 
@@ -244,24 +275,19 @@ class _Graph:
                     for c in uneven
                 )
             )
-        cycle = None
-        if asked:
-            front = next((c.producer for c in asked if c.producer in tickets), asked[0].producer)
-            back = next((c.consumer for c in asked if c.producer == front), "")
-            if not back or len({c.name for c in asked}) > 1:
-                return Unfit((f"{len(asked)} cycles: one is planned, between two roles",))
-            if {front, back} <= feeders:
-                return Unfit(
-                    (f"roles {front!r} and {back!r} ask and answer in a cycle and both feed others: one of them may",)
-                )
-            cycle = asked[0].name, front, back
+        fed = {*tickets, *(c.consumer for c in between)}
+        cycles = [
+            _Asked.of(name, [c for c in asked if c.name == name], fed) for name in dict.fromkeys(c.name for c in asked)
+        ]
+        if reasons := tuple(_not_planned(cycles, feeders)):
+            return Unfit(reasons)
         return cls(
             queues=tuple((c.name, c.producer, c.consumer) for c in between),
             tickets=tickets,
             weights=(weights.producer, weights.consumer) if weights else None,
             weights_channel=weights.name if weights else "",
             weights_bytes=weights.bytes.value / max(1.0, weights.units.value) if weights else 0.0,
-            cycle=cycle,
+            cycles=tuple(cycles),
             items=items,
             last=last[0],
         )
@@ -271,8 +297,8 @@ class _Graph:
         """Role to the channel whose micro-batches it works on: of several the first. None of a cycle's roles."""
         found = {consumer: name for name, _, consumer in reversed(self.queues)}
         found |= {role: name for role, name in self.tickets.items() if role not in found}
-        of_cycle = set(self.cycle[1:]) if self.cycle else set()
-        return {role: name for role, name in found.items() if role not in of_cycle}
+        of_cycles = {name for cycle in self.cycles for name in (cycle.front, cycle.back)}
+        return {role: name for role, name in found.items() if role not in of_cycles}
 
 
 # --- what work costs --------------------------------------------------------------------------------------------------
@@ -492,7 +518,7 @@ def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]
 # --- the problem ------------------------------------------------------------------------------------------------------
 def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCosts:
     bounds, most, by = as_range(role.workers), MAX_SLOTS, FITTED if work.line.is_fitted else MEASURED
-    if graph.cycle and role.name == graph.cycle[1]:
+    if any(role.name == cycle.front for cycle in graph.cycles):
         most = max(1, graph.items)  # of more, some would have nothing to ask for
     service: Service = InBatches()
     if work.gang:
@@ -552,37 +578,41 @@ def _weights(graph: _Graph, by_role: Mapping[str, Sequence[Sequence[RoleProfile]
 
 
 def _cycle(
-    graph: _Graph, works: Mapping[str, _Work], newest: Profile, specs: Mapping[str, RoleSpec], plan: RLPlanSpec | None
-) -> CycleEdge | None:
+    graph: _Graph,
+    asked: _Asked,
+    works: Mapping[str, _Work],
+    newest: Profile,
+    specs: Mapping[str, RoleSpec],
+    plan: RLPlanSpec | None,
+) -> CycleEdge:
     """How often a unit goes round: by the units that all passages through the front were of."""
-    if graph.cycle is None:
-        return None
-    _, front, back = graph.cycle
+    front, back = asked.front, asked.back
     parts = [part for part in newest.roles if part.name == front]
     seen = _batches(parts)
     trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / graph.items))
     cycle = CycleEdge(front, back, trips, Cost(HOP_MS))
-    if declared.gathers(specs[front]) or any(b.units > 1 for b in seen):
+    is_fed = any(consumer == front for _, _, consumer in graph.queues)
+    if not is_fed and (declared.gathers(specs[front]) or any(b.units > 1 for b in seen)):
         return cycle
     share = math.ceil(graph.items / sum(part.workers for part in parts))
-    stages = min(share, _stages(plan, newest, graph.cycle) or share)
-    hop = _hop(graph, works, newest, trips=trips, stages=stages, waves=share / stages)
+    stages = min(share, _stages(plan, newest, asked) or share)
+    hop = None if is_fed else _hop(graph, asked, works, newest, trips=trips, stages=stages, waves=share / stages)
     return replace(cycle, is_single=True, hop_ms=hop or cycle.hop_ms)
 
 
-def _stages(plan: RLPlanSpec | None, newest: Profile, cycle: tuple[str, str, str]) -> int:
+def _stages(plan: RLPlanSpec | None, newest: Profile, asked: _Asked) -> int:
     """0: the plan did not say, and all of a worker's units are under way, or it is not known."""
     if plan is None or plan.revision != newest.revision:
         return 0
-    return next((c.stages for c in plan.cycles if set(c.roles) == set(cycle[1:])), 0)
+    return next((c.stages for c in plan.cycles if set(c.roles) == {asked.front, asked.back}), 0)
 
 
 def _hop(
-    graph: _Graph, works: Mapping[str, _Work], newest: Profile, *, trips: int, stages: int, waves: float
+    graph: _Graph, asked: _Asked, works: Mapping[str, _Work], newest: Profile, *, trips: int, stages: int, waves: float
 ) -> Cost | None:
     """By how long a unit's trips took, from its ticket to where it left the front, without the work at both ends. None:
     one end was at work all the time, and what was left is a queue, or it is another role that feeds the next one."""
-    _, front, back = graph.cycle or ("", "", "")
+    front, back = asked.front, asked.back
     outputs = {name for name, producer, _ in graph.queues if producer == front}
     released = [
         (r.seconds[len(r.seconds) // 2], r.count)

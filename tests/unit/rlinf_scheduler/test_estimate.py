@@ -72,7 +72,7 @@ def test_the_bound_of_a_role_in_two_places_is_what_it_has_to_do_beside_the_other
     """Asker and answerer of as many round trips, the answerer on a slot of its own and on one that it shares."""
     cycle = CycleEdge(front="ask", back="answer", round_trips=trips, hop_ms=ms(0))
     problem = job(role("ask", 0.1), role("answer", 10), LEARN, speed=speed)
-    problem = replace(problem, edges=(QueueEdge("answer", "learn"),), cycle=cycle)
+    problem = replace(problem, edges=(QueueEdge("answer", "learn"),), cycles=(cycle,))
     planned = candidate(["ask"], ["answer"], ["answer", "learn"])
     bound = Bounds(problem).period_ms(planned)
     work, learning = 8 * 10 * trips / speed, 8 * 20 / speed

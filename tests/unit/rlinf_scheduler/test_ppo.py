@@ -88,10 +88,10 @@ def first_plan(spec):
 
 def test_a_unit_goes_round_as_often_as_the_horizon_and_leaves_at_the_asker():
     problem = fitted().problem
-    assert problem.asker_feeds
-    assert problem.cycle is not None
-    assert (problem.cycle.front, problem.cycle.back, problem.cycle.round_trips) == ("env", "rollout", TRIPS)
-    assert problem.cycle.is_single
+    (cycle,) = problem.cycles
+    assert problem.asker_feeds(cycle)
+    assert (cycle.front, cycle.back, cycle.round_trips) == ("env", "rollout", TRIPS)
+    assert cycle.is_single
     assert (problem.items, problem.terminal) == (2, ("actor",))
 
 
@@ -109,23 +109,23 @@ def test_questions_that_are_asked_for_several_units_at_once_do_not_travel_by_the
 def test_what_a_question_is_under_way_is_measured_by_the_trips_of_a_unit(pulled_s):
     """64 ms over 32 trips are 2 ms; 0.25 and 0.15 of them is work, and there are two ways. Weights came first."""
     problem = fitted(of=profile(released_s=0.064 + pulled_s, pulled_s=pulled_s)).problem
-    assert problem.cycle is not None
-    assert problem.cycle.hop_ms.value == pytest.approx(0.8)
-    assert problem.cycle.hop_ms.by is Provenance.MEASURED
+    (cycle,) = problem.cycles
+    assert cycle.hop_ms.value == pytest.approx(0.8)
+    assert cycle.hop_ms.by is Provenance.MEASURED
 
 
 def test_units_that_took_turns_were_under_way_for_a_part_of_that_time():
     """One of two at once: 128 ms until both are through are 2 ms a trip all the same."""
     plan = first_plan(job()).model_copy(update={"cycles": [CyclePlan(roles=["env", "rollout"], stages=1)]})
     problem = fitted(of=profile(released_s=0.128), plan=plan).problem
-    assert problem.cycle is not None
-    assert problem.cycle.hop_ms.value == pytest.approx(0.8)
+    (cycle,) = problem.cycles
+    assert cycle.hop_ms.value == pytest.approx(0.8)
 
 
 def test_a_queue_before_an_end_that_never_rests_is_not_taken_for_the_way_to_it():
     problem = fitted(of=profile(env_ms=0.95)).problem
-    assert problem.cycle is not None
-    assert (problem.cycle.hop_ms.value, problem.cycle.hop_ms.by) == (HOP_MS, Provenance.ASSUMED)
+    (cycle,) = problem.cycles
+    assert (cycle.hop_ms.value, cycle.hop_ms.by) == (HOP_MS, Provenance.ASSUMED)
 
 
 def test_the_profiled_plan_is_predicted_by_its_own_trips_and_its_update():

@@ -73,8 +73,8 @@ def test_one_size_of_batches_is_one_number_and_its_channel_is_named():
 def test_a_cycle_has_its_round_trips_and_pools_their_speeds():
     job = world("drawn-04")
     found = fitted(job, steps=6).problem
-    assert found.cycle is not None
-    assert (found.cycle.front, found.cycle.back, found.cycle.round_trips) == ("env", "rollout", 4)
+    (cycle,) = found.cycles
+    assert (cycle.front, cycle.back, cycle.round_trips) == ("env", "rollout", 4)
     for name in ("env", "rollout"):
         true = job.truth.role(name)
         assert found.role(name).options[0].per_item_ms.value <= true.options[0].per_item_ms.value * 2

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_api.errors import InvariantBroken
 from rlinf_scheduler.planner.bounds import Bounds
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
 from rlinf_scheduler.planner.problem import (
@@ -51,8 +52,9 @@ def in_turns(*names, slots):
 
 
 def candidate(*regions, stages=1, **choices):
-    named = {turn.role: Choice() for region in regions for turn in region.turns}
-    return Candidate(regions=regions, choices={**named, **choices}, stages=stages)
+    """`stages`: of every front."""
+    named = {turn.role: Choice(stages=stages) for region in regions for turn in region.turns}
+    return Candidate(regions=regions, choices={**named, **choices})
 
 
 def whole(n):
@@ -157,7 +159,7 @@ def test_stages_of_a_cycle_keep_both_ends_at_work(stages, expected):
     front has 4 passages in a row, and then a hop, the last answer and two units of d remain."""
     problem = job(
         role("env", 4), role("roll", 3), role("d", 1, service=InRounds()), items=4,
-        edges=(QueueEdge("roll", "d"),), cycle=CycleEdge("env", "roll", 2, ms(1)),
+        edges=(QueueEdge("roll", "d"),), cycles=(CycleEdge("env", "roll", 2, ms(1)),),
     )  # fmt: skip
     regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
     assert period(problem, candidate(*regions, stages=stages, d=whole(1))) == expected
@@ -174,7 +176,7 @@ def test_an_asker_that_feeds_the_next_role_asks_at_once_and_works_on_each_answer
     and has 8 x 4 in a row. d trains when all are there."""
     problem = job(
         role("env", 4), role("roll", 3), role("d", 1, service=InRounds(at_once=True)), items=4,
-        edges=(QueueEdge("env", "d"),), cycle=CycleEdge("env", "roll", 2, ms(1), is_single=is_single),
+        edges=(QueueEdge("env", "d"),), cycles=(CycleEdge("env", "roll", 2, ms(1), is_single=is_single),),
     )  # fmt: skip
     assert problem.terminal == ("d",)
     regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
@@ -186,11 +188,64 @@ def test_units_that_travel_by_themselves_take_turns_question_by_question():
     last unit is through with the last trip of all; by unit it would leave two ends idle: 1 + 3 x 2 trips of 2 ms."""
     problem = job(
         role("env", 2), role("roll", 2), role("d", 0, service=InRounds(at_once=True)), items=3,
-        edges=(QueueEdge("env", "d"),), cycle=CycleEdge("env", "roll", 2, is_single=True),
+        edges=(QueueEdge("env", "d"),), cycles=(CycleEdge("env", "roll", 2, is_single=True),),
     )  # fmt: skip
     regions = (alone("env", 1), alone("roll", 1), alone("d", 1))
     assert period(problem, candidate(*regions, stages=2)) == 2 + 6 * 2
     assert period(problem, candidate(*regions, stages=1)) == 6 * 4
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(1, 25), (2, 19)])
+def test_units_that_leave_at_the_back_hold_their_stage_until_then(stages, expected):
+    """3 to ask and 4 to answer, 2 trips, 2 units. One at once: u0 is answered at 7, and its second question, ready at
+    10, waits behind u1's first one, 10 to 14; then answers end at 21 and 25. Both: the judge works from 3 to 19."""
+    problem = job(
+        role("a", 0), role("agent", 3), role("judge", 4), items=2, edges=(QueueEdge("a", "agent"),),
+        cycles=(CycleEdge("agent", "judge", 2, is_single=True),),
+    )  # fmt: skip
+    assert problem.terminal == ("judge",)
+    found = candidate(alone("a", 1), alone("agent", 1), alone("judge", 1), stages=stages, a=whole(2))
+    assert period(problem, found) == expected
+
+
+def test_the_last_answer_goes_back_before_the_next_unit_is_asked_for():
+    """A hop there, 4, and only then a hop back: 1 + 4 + 1, 1 + 4; two at once are worked off in 1 + 4 + 4."""
+    cycle = CycleEdge("agent", "judge", 1, ms(1), is_single=True)
+    problem = job(role("agent", 0), role("judge", 4), items=2, edges=(), cycles=(cycle,))
+    for stages, expected in ((1, 11), (2, 9)):
+        assert period(problem, candidate(alone("agent", 1), alone("judge", 1), stages=stages)) == expected
+
+
+def test_a_cycle_that_a_role_feeds_gives_units_to_who_has_fewest_that_go_round():
+    """Units of 10, 30, 10, 10 come at 12, 24, 36, 48: the first agent is free again at 22 and takes the long one too,
+    the second has the last from 48 on. In turn they would end at 64."""
+    agent = role("agent", 10, sizes=(1, 3, 1, 1))
+    problem = job(
+        role("a", 12), agent, role("judge", 0), items=4, edges=(QueueEdge("a", "agent"),),
+        cycles=(CycleEdge("agent", "judge", 1, is_single=True),),
+    )  # fmt: skip
+    assert period(problem, candidate(alone("a", 1), alone("agent", 2), alone("judge", 2))) == 58
+
+
+def test_what_leaves_a_cycle_goes_round_another_and_two_may_feed_one_role():
+    """One unit. In a row: 2 x (1 + 2) and 3 x (4 + 5). Side by side: the longer of both, then 7."""
+    roles = (role("env", 1), role("roll", 2), role("agent", 4), role("judge", 5))
+    cycles = (CycleEdge("env", "roll", 2), CycleEdge("agent", "judge", 3, is_single=True))
+    regions = [alone(r.name, 1) for r in roles]
+    in_a_row = job(*roles, items=1, edges=(QueueEdge("roll", "agent"),), cycles=cycles)
+    assert period(in_a_row, candidate(*regions)) == 2 * 3 + 3 * 9
+    both = (QueueEdge("roll", "d"), QueueEdge("judge", "d"))
+    beside = job(*roles, role("d", 7, service=InRounds()), items=1, edges=both, cycles=cycles)
+    assert (beside.first, beside.terminal) == (("env", "agent"), ("d",))
+    assert period(beside, candidate(*regions, alone("d", 1))) == 3 * 9 + 7
+
+
+def test_a_role_in_two_cycles_and_sub_batches_of_what_a_role_makes_are_no_problem_that_is_planned():
+    roles = (role("a", 1), role("b", 1), role("c", 1))
+    with pytest.raises(InvariantBroken, match="'b' is in two cycles"):
+        job(*roles, items=1, edges=(), cycles=(CycleEdge("a", "b", 1), CycleEdge("c", "b", 1)))
+    with pytest.raises(InvariantBroken, match="'b' is fed by a role"):
+        job(*roles, items=1, edges=(QueueEdge("a", "b"),), cycles=(CycleEdge("b", "c", 1),))
 
 
 def test_a_gang_that_trains_at_once_has_no_use_for_small_rounds():
@@ -203,7 +258,7 @@ def test_a_gang_that_trains_at_once_has_no_use_for_small_rounds():
 def test_a_cycles_ends_are_paired_by_rank_and_tickets_are_dealt_evenly():
     """3 fronts on 2 backs: back 0 answers fronts 0 and 2, which have 2 and 1 of 5 units."""
     roles = (role("env", 0), role("roll", 10), role("d", 0))
-    problem = job(*roles, items=5, edges=(QueueEdge("roll", "d"),), cycle=CycleEdge("env", "roll", 1))
+    problem = job(*roles, items=5, edges=(QueueEdge("roll", "d"),), cycles=(CycleEdge("env", "roll", 1),))
     found = candidate(alone("env", 3), alone("roll", 2), alone("d", 1))
     assert period(problem, found) == 30
 
@@ -243,14 +298,14 @@ def test_renaming_roles_changes_no_prediction(seed):
     if found is None:
         return
     name = {role.name: f"r{i}" for i, role in enumerate(problem.roles)}
-    weights, cycle = problem.weights, problem.cycle
+    weights = problem.weights
     renamed = replace(
         problem,
         roles=tuple(replace(r, name=name[r.name]) for r in problem.roles),
         edges=tuple(QueueEdge(name[e.producer], name[e.consumer]) for e in problem.edges),
         pools=tuple(replace(p, roles=tuple(name[r] for r in p.roles)) for p in problem.pools),
         weights=replace(weights, producer=name[weights.producer], consumer=name[weights.consumer]),
-        cycle=replace(cycle, front=name[cycle.front], back=name[cycle.back]) if cycle else None,
+        cycles=tuple(replace(c, front=name[c.front], back=name[c.back]) for c in problem.cycles),
     )
     again = plan(renamed, effort=1_500)
     assert isinstance(again, Found)
@@ -274,12 +329,12 @@ def test_all_times_three_times_as_long_make_the_step_so(seed):
         options = tuple(replace(o, per_item_ms=scaled(o.per_item_ms)) for o in r.options)
         return replace(r, service=service, options=options, per_batch_ms=scaled(r.per_batch_ms))
 
-    weights, cycle = problem.weights, problem.cycle
+    weights = problem.weights
     slower = replace(
         problem,
         roles=tuple(map(role_scaled, problem.roles)),
         weights=replace(weights, sync_ms=scaled(weights.sync_ms), lag_ms=scaled(weights.lag_ms)),
-        cycle=replace(cycle, hop_ms=scaled(cycle.hop_ms)) if cycle else None,
+        cycles=tuple(replace(c, hop_ms=scaled(c.hop_ms)) for c in problem.cycles),
     )
     expected = 3 * found.best.prediction.period_ms
     assert simulate(slower, found.best.candidate).period_ms == pytest.approx(expected)
@@ -291,6 +346,16 @@ def test_no_bound_is_above_what_the_simulator_says(seed):
     problem, found = chosen(seed)
     for scored in () if found is None else (found.best, *found.others):
         assert Bounds(problem).period_ms(scored.candidate) <= scored.prediction.period_ms
+
+
+def test_no_bound_of_two_cycles_is_above_what_the_simulator_says():
+    for seed in range(60):
+        problem, rng = problems.two_cycles(seed), random.Random(seed)
+        for _ in range(3):
+            drawn = table.draw(problem, rng)
+            if drawn is not None:
+                steps = 48 if problem.staleness else None
+                assert Bounds(problem).period_ms(drawn) <= simulate(problem, drawn, steps=steps).period_ms, seed
 
 
 def test_no_bound_of_steps_that_overlap_is_above_what_the_simulator_says():
