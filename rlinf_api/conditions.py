@@ -69,6 +69,7 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     DEACTIVATED = "Deactivated"
     QUEUE_REFUSED = "QueueRefused"
+    NOT_PLACED = "NotPlaced"
     # Admitted, PodsReady, Running
     QUEUED = "Queued"
     # PodsReady, Running

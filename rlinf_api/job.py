@@ -328,6 +328,8 @@ class FailurePolicySpec(Model):
 
 class AllOrNothingSpec(Model):
     timeout_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 600
+    """How long a job may hold nodes for some of its pods while others find none; then it gives all back, waits and
+    tries again. 600: an autoscaler brings nodes within that."""
 
 
 class RLJobSpec(Model):
@@ -395,6 +397,8 @@ class RLJobSpec(Model):
     checkpoint: CheckpointSpec = CheckpointSpec()
     failure_policy: FailurePolicySpec = FailurePolicySpec()
     all_or_nothing: AllOrNothingSpec | None = None
+    """All pods have a node, or the job holds none. Where the cluster schedules PodGroups its scheduler sees to that,
+    else the operator, by a deadline. Absent: pods are placed one by one. A job in a queue leaves it to the queue."""
     suspend: bool = False
     managed_by: Annotated[str, Field(max_length=63, pattern=CONTROLLER_PATTERN)] = names.OPERATOR
     """Controller that looks after the job: this operator, or one that runs it elsewhere and writes its status, such as
@@ -486,6 +490,17 @@ class SuspendedBy(StatusModel):
     message: str
 
 
+class PlacementStatus(StatusModel):
+    """Of a job of spec.allOrNothing whose pods do not all have a node."""
+
+    half_placed_since: Time = None
+    """Since when it has held some and lacked others; absent: it holds none."""
+    tries: int = 0
+    """How often in a row it gave its pods back."""
+    next_try: Time = None
+    """No pod is made before."""
+
+
 class RuntimeStatus(StatusModel):
     """The RLRuntime that the job's pods are made with, as it was when they began."""
 
@@ -530,6 +545,7 @@ class RLJobStatus(StatusModel):
     checkpoint: CheckpointStatus | None = None
     first_failure: FirstFailure | None = None
     suspended_by: SuspendedBy | None = None
+    placement: PlacementStatus | None = None
     runtime: RuntimeStatus | None = None
     conditions: Conditions = []
 

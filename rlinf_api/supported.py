@@ -33,11 +33,6 @@ _HAVE_NO_TEXT: Final = ("ppo", SYNTHETIC)
 
 _LATER: Final[tuple[tuple[str, Callable[[RLJobSpec], object], str], ...]] = (
     (
-        "spec.allOrNothing",
-        lambda s: f"timeoutSeconds {s.all_or_nothing.timeout_seconds}" if s.all_or_nothing else None,
-        "remove it: pods are placed one by one",
-    ),
-    (
         "spec.flow.maxStaleness",
         lambda s: (s.flow.max_staleness or None) if s.flow.name == "ppo" else None,
         "write 0: flow ppo trains exactly on policy",

@@ -89,6 +89,10 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         why="quota given back after an eviction; Finished",
     ),
     AccessRule(
+        group="scheduling.k8s.io", resource="podgroups", verbs=("create", "delete", "get", "list", "watch"),
+        why="pods of a job of spec.allOrNothing, which the scheduler places together; delete: before it tries again",
+    ),
+    AccessRule(
         group="kueue.x-k8s.io", resource="resourceflavors", verbs=("get",), scope="cluster",
         why="node labels and tolerations of the flavors that a job was admitted with",
     ),

@@ -30,6 +30,8 @@ from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.kueue import Kueue
+from rlinf_operator.clients.podgroups import PodGroups
+from rlinf_operator.clients.queues import Providers
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.clients.scheduler import GrpcScheduler
 from rlinf_operator.handlers.known import KnownJobs
@@ -90,7 +92,10 @@ class Leader:
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
             on_rule=lambda action: self._metrics.rules.labels(action=action).inc(),
-            queues=Kueue(store, self._api, metrics=self._metrics), on_gone=lambda key: self._known.gone(key),
+            queues=Providers(
+                Kueue(store, self._api, metrics=self._metrics), PodGroups(store, metrics=self._metrics)
+            ),
+            on_gone=lambda key: self._known.gone(key),
         )  # fmt: skip
         self._known = KnownJobs(enqueue=self._reconciler.enqueue, metrics=self._metrics)
         kopf = Watcher(

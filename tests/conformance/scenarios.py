@@ -120,7 +120,7 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="what-is-not-supported-yet-is-refused",
-        jobs=(job(allOrNothing={"timeoutSeconds": 60}),),
+        jobs=(job(checkpoint={"uri": "az://b/p"}),),
         until=is_("Valid=False"),
         expected={"a": rests("Valid=False/NotSupportedYet", "Running=False/NotSupportedYet")},
     ),

@@ -36,7 +36,8 @@ KINDS = {
     "pods": "Pod", "rljobs": "RLJob", "rlplans": "RLPlan", "services": "Service", "configmaps": "ConfigMap",
     "networkpolicies": "NetworkPolicy",
     "secrets": "Secret", "events": "Event", "leases": "Lease",
-    "workloads": "Workload", "resourceflavors": "ResourceFlavor", "workloadpriorityclasses": "WorkloadPriorityClass",
+    "workloads": "Workload", "podgroups": "PodGroup",
+    "resourceflavors": "ResourceFlavor", "workloadpriorityclasses": "WorkloadPriorityClass",
     "priorityclasses": "PriorityClass",
 }  # fmt: skip
 

@@ -16,7 +16,8 @@ What a decision may rest on (docs/adr/0004):
 * pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
   last write; of an object whose last write failed and may be done all the same, as of now: a pod that was made so,
   and that no watch has brought yet, would pass for one that vanished, and be replaced and counted as a loss;
-* whether the cluster has kinds of others (Kueue's Workload) at all: as of the last list, half a minute old at most;
+* whether the cluster has kinds of others (Kueue's Workload, PodGroup) at all: as of the last list, half a minute old at
+  most;
 * what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
   copy. What is found so is in the copy from then on. Foreign objects, which lack the label that the copies are
   selected by, are found that way only, or by the 409 that answers a create.
@@ -44,8 +45,8 @@ from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
-CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload")
-OPTIONAL: Final = frozenset({"Workload"})
+CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload", "PodGroup")
+OPTIONAL: Final = frozenset({"Workload", "PodGroup"})
 """Kinds of others, which a cluster may lack."""
 MOST_DOUBTS: Final = 16_384  # all pods of a thousand jobs and half as many; the oldest is of a job that nobody reads
 _METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})

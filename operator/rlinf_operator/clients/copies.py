@@ -67,6 +67,8 @@ def trimmed(obj: Manifest, *, metadata_only: bool) -> Manifest:
     if obj["kind"] == "Workload":  # without the templates of its pods
         spec, status = obj.get("spec") or {}, obj.get("status") or {}
         return kept | {"spec": _some(spec, ("queueName", "active")), "status": _some(status, _WORKLOAD_STATUS)}
+    if obj["kind"] == "PodGroup":  # what becomes of it, its pods say
+        return kept | _some(obj, ("spec",))
     return kept | {key: obj[key] for key in ("spec", "status") if key in obj}
 
 

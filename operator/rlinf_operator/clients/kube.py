@@ -62,6 +62,7 @@ RESOURCES: Final = {
     "Lease": ("coordination.k8s.io/v1", "leases"),
     "RLRuntime": (names.API_VERSION, "rlruntimes"),
     "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
+    "PodGroup": ("scheduling.k8s.io/v1alpha2", "podgroups"),
     "ResourceFlavor": ("kueue.x-k8s.io/v1beta2", "resourceflavors"),
     "WorkloadPriorityClass": ("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),

@@ -25,8 +25,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from rlinf_api import names, times
-from rlinf_api.errors import Conflict, RLinfError
-from rlinf_api.store import AlreadyExists, NotFound
+from rlinf_api.errors import RLinfError
+from rlinf_api.store import NotFound
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import KubeApi
@@ -50,6 +50,10 @@ class Kueue:
     ) -> None:
         self._store, self._api, self._metrics, self._clock = store, api, metrics, clock
         self._flavors: OrderedDict[str, tuple[float, Manifest]] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return KUEUE
 
     async def look(self, job: Manifest) -> QueueView | None:
         meta = job["metadata"]
@@ -95,27 +99,15 @@ class Kueue:
 
     async def _leave(self, found: Manifest) -> None:
         meta = found["metadata"]
-        try:
-            await self._store.delete("Workload", meta["name"], namespace=meta["namespace"], uid=meta["uid"])
-        except (NotFound, Conflict):
-            return  # gone, or another one has the name by now
+        await objects.delete_if_there(
+            self._store, "Workload", meta["name"], namespace=meta["namespace"], uid=meta["uid"]
+        )
 
     async def _ask(self, order: QueueOrder, job: Manifest) -> None:
         meta = job["metadata"]
         wanted = workload(job, order)
         wanted["spec"] |= await self._priority(job, order.pod_sets)
-        try:
-            await self._store.create(wanted)
-        except AlreadyExists as error:
-            existing = await objects.get_or_none(
-                self._store, "Workload", wanted["metadata"]["name"], namespace=meta["namespace"]
-            )
-            if existing is not None and meta["uid"] not in objects.owner_uids(existing):
-                raise RLinfError(
-                    f"Workload {meta['namespace']}/{wanted['metadata']['name']} exists and does not belong to this job",
-                    got=f"owners {sorted(objects.owner_uids(existing)) or 'none'}", wanted=f"RLJob uid {meta['uid']}",
-                    next="delete it",
-                ) from error  # fmt: skip
+        await objects.create_owned(self._store, wanted, uid=meta["uid"])
 
     async def _priority(self, job: Manifest, pod_sets: tuple[PodSet, ...]) -> Manifest:
         """Kueue wants the number beside the class's name. A class of its own, by label, over that of the pods."""

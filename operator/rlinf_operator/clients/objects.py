@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Literal, Protocol
 
-from rlinf_api.errors import RLinfError
-from rlinf_api.store import Change, Listing, NotFound
+from rlinf_api.errors import Conflict, RLinfError
+from rlinf_api.store import AlreadyExists, Change, Listing, NotFound
 from rlinf_operator.manifests.metadata import Manifest
 
 Subresource = Literal["", "status"]
@@ -66,6 +66,29 @@ async def get_or_none(
         return await store.get(kind, name, namespace=namespace, live=live)
     except NotFound:
         return None
+
+
+async def create_owned(store: ObjectStore, wanted: Manifest, *, uid: str) -> None:
+    """One that the job of this uid has already is as good."""
+    kind, meta = wanted["kind"], wanted["metadata"]
+    try:
+        await store.create(wanted)
+    except AlreadyExists as error:
+        existing = await get_or_none(store, kind, meta["name"], namespace=meta["namespace"])
+        if existing is not None and uid not in owner_uids(existing):
+            raise RLinfError(
+                f"{kind} {meta['namespace']}/{meta['name']} exists and does not belong to this job",
+                got=f"owners {sorted(owner_uids(existing)) or 'none'}", wanted=f"RLJob uid {uid}", next="delete it",
+            ) from error  # fmt: skip
+
+
+async def delete_if_there(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> bool:
+    """False: gone already, or another object under its name by now: either way there is nothing left to delete."""
+    try:
+        await store.delete(kind, name, namespace=namespace, uid=uid)
+    except (NotFound, Conflict):
+        return False
+    return True
 
 
 def owner_uids(obj: Manifest) -> set[str]:

@@ -17,6 +17,8 @@ from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest
 from rlinf_operator.settings import OperatorSettings
 
+PODGROUPS: Final = "podgroups"
+"""Provider of jobs that have no queue: the cluster's own scheduler, which places all pods of a group or none."""
 DRIVER_SET: Final = names.COMPONENT_DRIVER
 _OF_THE_POD: Final = (
     "nodeSelector", "affinity", "tolerations", "overhead", "runtimeClassName", "priorityClassName", "resourceClaims",
@@ -33,6 +35,15 @@ class PodSet:
     least: int | None = None
     """The job would also run with so few; None: with no fewer than `count`."""
     template: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGang:
+    """A group of pods that their scheduler gives a node each, or none."""
+
+    name: str
+    size: int
+    """Pods without a node wait until so many are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,8 @@ class PlaceInQueue:
     """The provider's own words."""
     shares: Mapping[str, Share] = field(default_factory=dict)
     """Of each pod set, once granted."""
+    gang: PodGang | None = None
+    """None: the provider counts quota, and places no pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +165,10 @@ def placed(pod: Manifest, share: Share) -> Manifest:
             **({"nodeSelector": selector} if share.node_selector else {}),
         },
     }  # fmt: skip
+
+
+def in_gang(pod: Manifest, gang: PodGang) -> Manifest:
+    return {**pod, "spec": {**pod["spec"], "schedulingGroup": {"podGroupName": gang.name}}}
 
 
 def _template(pod: Manifest) -> Manifest:

@@ -8,16 +8,35 @@
 | is admitted | True/Admitted | pods, where its share of the quota says |
 | is evicted, or its place was deleted | False/Evicted | drained within the grace, then it waits again |
 | is deactivated | False/Deactivated | drained; it stays so until somebody activates it |
+| has none and allOrNothing, where PodGroups are served | False/Queued, True/Admitted | a PodGroup, then pods |
+| has none, and holds nodes for some of its pods only (placing.py) | False/NotPlaced | as one that is evicted |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from rlinf_api import names
 from rlinf_api.conditions import Reason, Status
-from rlinf_operator.manifests.asking import DRIVER_SET, OrderKind, QueueOrder, QueueStanding, QueueView, Share
+from rlinf_operator.manifests.asking import (
+    DRIVER_SET,
+    PODGROUPS,
+    OrderKind,
+    PlaceInQueue,
+    PodGang,
+    QueueOrder,
+    QueueStanding,
+    QueueView,
+    Share,
+)
+
+LOOKS_FOR_A_PROVIDER_S: Final = 30.0
+"""How often a job looks whether somebody serves queues by now: as often as the watch of the kind does."""
+
+LOOKS_FOR_ITS_GROUP_S: Final = 1.0
+"""When a job looks for the PodGroup that it had made: nobody else writes into that, and so nobody tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +47,10 @@ class QueueGate:
     message: str
     shares: Mapping[str, Share] = field(default_factory=dict)
     """Of each pod set; empty where no queue counts them."""
+    gang: PodGang | None = None
+    """That the first pods of a life belong to."""
+    look_again_s: float | None = None
+    """When it may open although nobody tells; None: who closed it tells."""
 
     def most(self) -> dict[str, int] | None:
         """Pods that each pool may have; None: as many as its plan wants."""
@@ -47,13 +70,18 @@ def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
     """`has_pods`: it was admitted before; without a provider nobody can take that back."""
     if view is None or not view.queue:
         return NO_QUEUE
+    if view.provider == PODGROUPS:
+        return _of_gang(view, has_pods=has_pods)
     if not view.provider:
         message = (
             f"label {names.LABEL_QUEUE} is {view.queue!r}, and no Kueue serves kueue.x-k8s.io/v1beta2 here; install "
         )
         message += "Kueue, or take the label off"
         told = f"{message}; the pods that the job has stay" if has_pods else message
-        return QueueGate(opens=has_pods, status=Status.FALSE, reason=Reason.NO_PROVIDER, message=told)
+        return QueueGate(
+            opens=has_pods, status=Status.FALSE, reason=Reason.NO_PROVIDER, message=told,
+            look_again_s=LOOKS_FOR_A_PROVIDER_S,
+        )  # fmt: skip
     place = view.place
     if place is None or place.finished or place.standing is QueueStanding.GOING:
         gone = has_pods or place is not None
@@ -63,7 +91,7 @@ def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
             else f"queue {view.queue!r} is asked"
         )
         return _closed(Reason.EVICTED if has_pods else Reason.QUEUED, message)
-    words = f": {place.message}" if place.message else ""
+    words = _words(place)
     if place.standing is QueueStanding.STOPPED:
         how = f"set spec.active of Workload {place.name} to true to go on"
         return _closed(Reason.DEACTIVATED, f"Workload {place.name} is deactivated{words}; {how}")
@@ -80,6 +108,24 @@ def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
         opens=True, status=Status.TRUE, reason=Reason.ADMITTED, shares=place.shares,
         message=f"queue {place.queue!r} admitted it{words}{elsewhere}",
     )  # fmt: skip
+
+
+def _of_gang(view: QueueView, *, has_pods: bool) -> QueueGate:
+    place = view.place
+    if place is not None and place.standing is QueueStanding.GRANTED and place.gang is not None:
+        said = f"PodGroup {place.name}: the scheduler gives {place.gang.size} pods a node each, or none{_words(place)}"
+        return QueueGate(
+            opens=True, status=Status.TRUE, reason=Reason.ADMITTED, message=said, gang=place.gang
+        )  # fmt: skip
+    if has_pods:
+        said = "its PodGroup is gone or going; pods that it has stay, and others are placed one by one"
+        return QueueGate(opens=True, status=Status.TRUE, reason=Reason.NO_QUEUE, message=said)
+    closed = _closed(Reason.QUEUED, "its PodGroup is made before its pods")
+    return replace(closed, look_again_s=LOOKS_FOR_ITS_GROUP_S)
+
+
+def _words(place: PlaceInQueue) -> str:
+    return f": {place.message}" if place.message else ""
 
 
 def asks(view: QueueView, *, wanted: str) -> OrderKind | None:
@@ -139,6 +185,12 @@ def exceeds(pods: Mapping[str, int], most: Mapping[str, int] | None) -> str:
         if count > most_
     ]
     return found[0] if most is not None and found else ""
+
+
+def leaves_placing(gate: QueueGate) -> QueueGate:
+    """Of a job that has a queue, and spec.allOrNothing: quota would count for pods that it gave back."""
+    said = f"{gate.message}; spec.allOrNothing is left to the queue, which admits all pods or none"
+    return replace(gate, message=said)
 
 
 def _closed(reason: Reason, message: str) -> QueueGate:

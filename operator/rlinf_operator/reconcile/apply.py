@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rlinf_api import conditions, names, supported, times
 from rlinf_api import job as api
-from rlinf_api.errors import Conflict, InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
+from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError, WorkerUnreachable
 from rlinf_api.job import RLJobStatus
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_operator.clients import objects
@@ -34,7 +34,7 @@ from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
-from rlinf_operator.clients.queues import Queues
+from rlinf_operator.clients.queues import Providers
 from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
@@ -59,7 +59,7 @@ class Clients:
     authority: Authority
     clock: Callable[[], datetime]
     recorder: EventRecorder
-    queues: Queues | None = None
+    queues: Providers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ async def apply(
     """`no_room`: what a full quota said a moment ago: no pod is tried, and all is as if it had said so again."""
     job = observed.job
     if decision.delete_job:
-        await _delete(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
+        await objects.delete_if_there(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
         return Applied()
     answers = await _write_children(decision, observed, clients, no_room=no_room)
     if answers.planned and may_leave_status and not answers.held:
@@ -104,10 +104,12 @@ async def apply(
     await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
     if decision.delete_network_policy:
         name = names.network_policy_name(job.name)
-        await _delete(clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy)
+        await objects.delete_if_there(
+            clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy
+        )
     await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
     for name, uid in decision.delete_plans:
-        await _delete(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
+        await objects.delete_if_there(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
     if (order := decision.drain) is not None:
         clients.drivers.drain(observed.key, order.target, deadline_s=order.deadline_s)
     told = [*events.of_transition(observed.status, status), *events.of_plan(observed.status, status, observed.plans)]
@@ -217,10 +219,11 @@ def _within(job: Manifest, most: Mapping[str, int] | None) -> Manifest:
 
 
 async def _tell_queue(decision: Decision, observed: Observed, clients: Clients) -> str:
-    if decision.queue is None or clients.queues is None:
+    if decision.queue is None or clients.queues is None or observed.queue is None:
         return ""
     try:
-        await clients.queues.carry_out(decision.queue, observed.manifest, now=clients.clock())
+        provider = clients.queues.of(observed.queue.provider)
+        await provider.carry_out(decision.queue, observed.manifest, now=clients.clock())
     except RLinfError as error:
         return f"the queue refused to {decision.queue.kind.replace('_', ' ')}: {error}"
     return ""
@@ -394,17 +397,8 @@ async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectSt
 
 
 async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
-    if await _delete(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid):
+    if await objects.delete_if_there(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid):
         events.log_deleted(observed, pod)
-
-
-async def _delete(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> bool:
-    """False: gone already, or another object under its name by now: either way there is nothing left to delete."""
-    try:
-        await store.delete(kind, name, namespace=namespace, uid=uid)
-    except (NotFound, Conflict):
-        return False
-    return True
 
 
 async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:

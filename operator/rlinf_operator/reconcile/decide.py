@@ -20,7 +20,7 @@ from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import asking, certificates, config, metadata, network, pods
 from rlinf_operator.manifests.asking import OrderKind, QueueOrder
 from rlinf_operator.manifests.metadata import Manifest, Target
-from rlinf_operator.policies import failure, queueing, restart, rules, suspend
+from rlinf_operator.policies import failure, placing, queueing, restart, rules, suspend
 from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.policies.queueing import QueueGate
 from rlinf_operator.policies.rules import Ruled
@@ -36,8 +36,6 @@ DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
 LOOKS_AGAIN_S = 15.0
 """How often a job that waits looks whether its RLRuntime is there, and right, by now. 15 s: a person who repairs one
 looks at the job next; a thousand jobs that wait for one are one call each second."""
-LOOKS_FOR_A_PROVIDER_S = 30.0
-"""How often a job looks whether somebody serves queues by now: as often as the watch of the kind does."""
 
 
 def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DEFAULTS) -> Decision:
@@ -67,7 +65,7 @@ def decide(observed: Observed, *, now: datetime, settings: OperatorSettings = DE
         held = draft.fields["suspended_by"] = None  # an edit: whoever made it has read why
     if spec.suspend or held is not None:
         return _suspend(draft, spec, held=held)
-    gate = _gate(draft)
+    gate = _gate(draft, spec)
     if not gate.opens:
         return _suspend(draft, spec, gate=gate) if _left(draft) else _queue_up(draft, spec, gate)
     draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
@@ -79,11 +77,30 @@ def _looking_again(decision: Decision) -> Decision:
     return replace(decision, requeue_after_s=times.soonest(decision.requeue_after_s, LOOKS_AGAIN_S))
 
 
-def _gate(draft: Draft) -> QueueGate:
-    """Whether its queue lets it have pods, as condition Admitted says it from now on."""
-    gate = queueing.judge(draft.observed.queue, has_pods=bool(_left(draft)))
+def _gate(draft: Draft, spec: RLJobSpec | None) -> QueueGate:
+    """Whether its queue, or what allOrNothing makes of it, lets it have pods, as Admitted says it from now on. `spec`:
+    None where it is not valid."""
+    left, old = _left(draft), draft.find(JobCondition.ADMITTED)
+    gate = queueing.judge(draft.observed.queue, has_pods=bool(left))
+    if spec is not None:
+        placed = _is_placed_by_us(draft, spec)
+        if not placed:
+            draft.fields["placement"] = None
+        said = old.message if old is not None and old.reason == Reason.NOT_PLACED else "it gave its pods back"
+        of_a_try = any(pod.life <= draft.old.life for pod in left)  # later ones are of a pass that was cut off
+        waits = placing.gate(draft.old.placement, said=said, pods_left=of_a_try, now=draft.now) if placed else None
+        if waits is not None:
+            gate = waits
+        elif spec.all_or_nothing is not None and not placed and gate.opens:
+            gate = queueing.leaves_placing(gate)
     draft.set(JobCondition.ADMITTED, gate.status, gate.reason, gate.message)
     return gate
+
+
+def _is_placed_by_us(draft: Draft, spec: RLJobSpec) -> bool:
+    """Whether the operator sees to it that all pods have a node, or none."""
+    view = draft.observed.queue
+    return spec.all_or_nothing is not None and (view is None or not view.queue or view.provider == asking.PODGROUPS)
 
 
 def _left(draft: Draft) -> list[PodView]:
@@ -108,13 +125,15 @@ def _queue_up(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
         sets = asking.pod_sets(observed.job, spec, choice.pods(), settings=draft.settings)
     kind = queueing.asks(view, wanted=asking.inputs(sets) if sets else "") if view is not None else None
     order = QueueOrder(kind=kind, queue=view.queue, pod_sets=sets) if view is not None and kind is not None else None
+    if gate.reason is Reason.NOT_PLACED:  # its next try has a group of its own
+        order = queueing.leaves(view, pods_left=False)
     decision = Decision(
         status=observed.status,
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
         queue=order,
         plan_statuses=plans.statuses_of_stopped(observed, now=draft.now),
-        requeue_after_s=LOOKS_FOR_A_PROVIDER_S if gate.reason is Reason.NO_PROVIDER else None,
+        requeue_after_s=gate.look_again_s,
     )
     return status.written(draft, decision)
 
@@ -130,7 +149,7 @@ def _leave_alone(draft: Draft, *, why: Reason) -> Decision:
     if observed.status.attempt and isinstance(raw, dict) and raw.get("suspend") is True:
         return _suspend(draft, None)
     order = None
-    if observed.status.attempt and observed.queue is not None and not (gate := _gate(draft)).opens:
+    if observed.status.attempt and observed.queue is not None and not (gate := _gate(draft, None)).opens:
         if _left(draft):
             return _suspend(draft, None, gate=gate)
         if queueing.asks(observed.queue, wanted="") is OrderKind.GIVE_BACK:  # others wait for it
@@ -191,10 +210,47 @@ def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
         return _suspend_by_rule(draft, spec, found=found, ruled=ruled, report=report)
     if (ruled := _of_the_job(found, FailureAction.RESTART_JOB, observed, spec)) is not None:
         return _restart_job(draft, spec, gate, found=found, ruled=ruled, life=life + 1)
+    placed = _placing(draft, spec, choice, wanted=wanted, found=found)
+    if placed is not None and placed.gives_back:
+        return _give_back(draft, spec, found=found, why=placed.gives_back, report=report)
     status.running(draft, spec, choice, wanted=wanted, pods=found, report=report)
     waits = wanted.fresh and found.waiting and not found.create  # a rule's back-off: no pod of this life was made
     draft.fields["life"] = observed.status.life if waits else wanted.life
-    return _write_running(draft, spec, choice, gate=gate, wanted=wanted, found=found, left_s=left_s)
+    look_again_s = times.soonest(left_s, placed.look_again_s if placed is not None else None)
+    return _write_running(draft, spec, choice, gate=gate, wanted=wanted, found=found, left_s=look_again_s)
+
+
+def _give_back(draft: Draft, spec: RLJobSpec, *, found: Pods, why: str, report: DriverReport | None) -> Decision:
+    """All pods, as a queue's eviction does. status.placement says when the job tries again."""
+    status.ended(draft, found, report)
+    draft.knows(restarts=[str(entry) for entry in found.restarts])
+    gate = placing.closed(why, look_again_s=0.0)
+    draft.set(JobCondition.ADMITTED, gate.status, gate.reason, gate.message)
+    return _telling(_suspend(draft, spec, gate=gate), found)
+
+
+def _placing(
+    draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, found: Pods
+) -> placing.Placing | None:
+    """What spec.allOrNothing makes of the pods that the plan in force needs; None: nothing. A place whose next pod
+    waits for its pause lacks no node."""
+    if spec.all_or_nothing is None or not _is_placed_by_us(draft, spec):
+        return None
+    needed = status.needed(wanted, choice)
+    live = [found.live[place] for place in needed if place in found.live]
+    homeless = [pod for pod in live if not pod.node]
+    missing = [place for place in needed if place in found.create]
+    seen = placing.Placed(
+        needed=len(needed), made=len(needed) - len(missing), nodes=len(live) - len(homeless),
+        lacking=[*(pod.name for pod in homeless), *(f"{draft.observed.job.name}-{place}" for place in missing)],
+        why=next((pod.unschedulable for pod in homeless if pod.unschedulable), ""),
+    )  # fmt: skip
+    judged = placing.judge(
+        draft.old.placement, seen, timeout_s=spec.all_or_nothing.timeout_seconds, uid=draft.observed.job.uid,
+        now=draft.now,
+    )  # fmt: skip
+    draft.fields["placement"] = judged.memory
+    return judged
 
 
 def _telling(decision: Decision, found: Pods) -> Decision:
@@ -326,8 +382,12 @@ def _render(
         made = pods.worker(
             job, spec, pool=place.pool, ordinal=place.ordinal, attempt=attempt, life=life, settings=settings
         )
-    share = gate.share_of(place.pool)
-    return made if share is None else replace(made, manifest=asking.placed(made.manifest, share))
+    if (share := gate.share_of(place.pool)) is not None:
+        made = replace(made, manifest=asking.placed(made.manifest, share))
+    # Later pods are placed one by one: a group of which some members are gone would wait for these for ever.
+    if gate.gang is not None and wanted.fresh and len(wanted.inputs) >= gate.gang.size:
+        made = replace(made, manifest=asking.in_gang(made.manifest, gate.gang))
+    return made
 
 
 def _is_of_another_ca(observed: Observed) -> bool:
@@ -413,6 +473,8 @@ def _suspend(
     driver, report = observed.driver_of(life)
     if (ended := finish_by_driver(draft, life=life)) is not None:
         return ended
+    if gate is None or gate.reason is not Reason.NOT_PLACED:
+        draft.fields["placement"] = None
     left = _left(draft)
     alive = driver is not None and driver.at_work
     unheard_s = draft.unheard_s(driver, report)

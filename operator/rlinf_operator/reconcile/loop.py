@@ -25,7 +25,7 @@ from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.clients.authority import Authority
 from rlinf_operator.clients.driver import Drivers, OnChange
 from rlinf_operator.clients.objects import ObjectStore
-from rlinf_operator.clients.queues import Queues
+from rlinf_operator.clients.queues import Providers
 from rlinf_operator.clients.refusals import NamespaceRefused
 from rlinf_operator.clients.runtimes import Runtimes
 from rlinf_operator.clients.scheduler import Scheduler
@@ -104,7 +104,7 @@ class Reconciler:
         follows: Sequence[str] = ("RLJob", "RLPlan", "Pod"),
         on_pass: Callable[[float, str], None] = lambda seconds, result: None,
         on_rule: Callable[[str], None] = lambda action: None,
-        queues: Queues | None = None,
+        queues: Providers | None = None,
         on_gone: Callable[[JobKey], None] = lambda key: None,
     ) -> None:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call

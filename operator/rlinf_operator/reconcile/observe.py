@@ -16,7 +16,7 @@ from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.driver import Drivers
 from rlinf_operator.clients.objects import ObjectStore
-from rlinf_operator.clients.queues import Queues
+from rlinf_operator.clients.queues import Providers
 from rlinf_operator.clients.runtimes import FRESH_S, OLD_S, Runtimes
 from rlinf_operator.manifests.metadata import JobKey, JobMeta, Manifest
 from rlinf_operator.policies import pod_view, runtime
@@ -33,7 +33,7 @@ async def observe(
     progress_due: bool = True,
     trusted: tuple[str, ...] = (),
     platform: Runtimes,
-    queues: Queues | None = None,
+    queues: Providers | None = None,
 ) -> Observed | None:
     """None: the job does not exist (any more). `queues`: None for a run without queues, whatever labels say."""
     manifest = await objects.get_or_none(store, "RLJob", key.name, namespace=key.namespace)

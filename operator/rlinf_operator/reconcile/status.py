@@ -74,20 +74,19 @@ def running(
     draft: Draft, spec: RLJobSpec, choice: PlanChoice, *, wanted: Wanted, pods: Pods, report: DriverReport | None
 ) -> None:
     """All conditions between Admitted and Complete."""
-    in_force = choice.pods_in_force()
-    needed = [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
+    needed_now = needed(wanted, choice)
     stands = _driver_spoke_before(draft, pods, report)
     if not (stands and _kept(draft, JobCondition.PROFILED)):
         profiled(draft, spec, choice, report)
-    draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed, pods))
+    draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed_now, pods))
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
-        plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed], pods=pods)
+        plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed_now], pods=pods)
     if choice.current is None:
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         draft.set(JobCondition.RUNNING, *_running(report))
     replaces = _restarts_whole(draft, wanted, pods, report) or _pods_degrade(
-        draft, wanted, pods, needed=frozenset(needed)
+        draft, wanted, pods, needed=frozenset(needed_now)
     )
     if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
         draft.set(JobCondition.DEGRADED, *_driver_degrades(draft, pods, report))
@@ -98,6 +97,12 @@ def running(
     ended(draft, pods, report)
     if report is not None:
         progress(draft, report)
+
+
+def needed(wanted: Wanted, choice: PlanChoice) -> list[PodPlace]:
+    """Places of the plan in force: pods of one that is on its way are no lack of the job."""
+    in_force = choice.pods_in_force()
+    return [p for p in sorted(wanted.inputs) if not p.pool or p.ordinal < in_force.get(p.pool, 0)]
 
 
 def queued(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> None:

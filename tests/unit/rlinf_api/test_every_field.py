@@ -1,9 +1,7 @@
-"""No field of an RLJob is ignored: each is read somewhere, or refused by name where it is set."""
+"""No field of an RLJob is ignored: each is read somewhere."""
 
-import copy
 import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -63,17 +61,13 @@ READ = {
     "failurePolicy.rules.maxRestarts": ("rlinf_worker/driver/rules.py", "met.rule.max_restarts"),
     "failurePolicy.rules.backOffSeconds": (RULES, "rule.back_off_seconds"),
     "failurePolicy.rules.afterSeconds": (RULES, "rule.after_seconds"),
+    "allOrNothing.timeoutSeconds": (DECIDE, "spec.all_or_nothing.timeout_seconds"),
     "managedBy": ("operator/rlinf_operator/manifests/metadata.py", '.get("managedBy"'),
     "suspend": (DECIDE, "spec.suspend"),
     "ttlSecondsAfterFinished": ("operator/rlinf_operator/reconcile/ending.py", "spec.ttl_seconds_after_finished"),
     "activeDeadlineSeconds": (DECIDE, "spec.active_deadline_seconds"),
 }
 """Field: who reads it, and how that looks there."""
-
-REFUSED: dict[str, dict[str, Any]] = {
-    "allOrNothing.timeoutSeconds": {"allOrNothing": {"timeoutSeconds": 5}},
-}
-"""Field that nobody reads yet: a spec that sets it."""
 
 
 def model_in(annotation):
@@ -92,26 +86,14 @@ def fields(model, above=""):
             yield from fields(inner, f"{path}.")
 
 
-def test_every_field_is_read_or_refused_and_none_is_both():
-    assert sorted(fields(RLJobSpec)) == sorted([*READ, *REFUSED])
+def test_every_field_is_read():
+    assert sorted(fields(RLJobSpec)) == sorted(READ)
 
 
 @pytest.mark.parametrize("field", READ)
 def test_who_is_said_to_read_a_field_does(field):
     file, how = READ[field]
     assert how in (ROOT / file).read_text(encoding="utf-8"), f"{file} does not read spec.{field} any more"
-
-
-@pytest.mark.parametrize("flow", ["ppo", "mine.flows:train"])
-@pytest.mark.parametrize("field", REFUSED)
-def test_a_field_that_nobody_reads_is_refused_by_name_whichever_flow_it_is(field, flow):
-    manifest = ppo_job().build()
-    manifest["spec"] |= {"flow": {"name": flow}, **copy.deepcopy(REFUSED[field])}
-    found = supported.examine(manifest)
-    assert found.wrong == ()
-    [problem] = found.later
-    assert f"spec.{field}".startswith(problem.field)
-    assert "is not supported yet in this version; " in problem.message
 
 
 @pytest.mark.parametrize("flow", ["ppo", "mine.flows:train"])

@@ -161,7 +161,6 @@ def test_a_problem_names_field_value_and_remedy(change, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (spec(allOrNothing={}), "spec.allOrNothing: 'timeoutSeconds 600' is not supported yet"),
         (spec(checkpoint={"uri": "az://b/p"}), "spec.checkpoint.uri: scheme 'az://' is not supported yet"),
         (spec(model={"path": "/m"}), "spec.model: flow 'ppo' has no language model and reads no data; remove it"),
         (spec(data={"train": "/d"}), "spec.data.train: flow 'ppo' has no language model and reads no data; remove it"),
@@ -193,6 +192,12 @@ def test_a_value_whose_feature_does_not_exist_is_answered_by_name(change, senten
     found = supported.examine(manifest)
     assert found.wrong == ()
     assert any(sentence in str(p) for p in found.later), found.later
+
+
+@pytest.mark.parametrize("timeout_s", [0, -5])
+def test_no_deadline_of_all_or_nothing_is_over_at_once(timeout_s):
+    found = sentences(spec(allOrNothing={"timeoutSeconds": timeout_s}))
+    assert found == [f"spec.allOrNothing.timeoutSeconds: got {timeout_s}, wanted at least 1; change it"]
 
 
 @pytest.mark.parametrize("name", ["mine.flows:train\n", "é:\n", "a:b:c", "a:b c"])

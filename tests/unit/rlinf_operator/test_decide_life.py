@@ -268,13 +268,13 @@ def test_an_invalid_spec_is_answered_with_every_sentence_and_leaves_pods_alone()
 
 
 def test_a_value_of_a_later_version_is_answered_never_ignored():
-    world = ppo_job().with_spec(allOrNothing={}).world()
+    world = ppo_job().with_spec(flow={"name": "ppo", "maxStaleness": 1}).world()
     decision = world.step()
     assert world.condition("Valid") == ("False", "NotSupportedYet")
-    assert "spec.allOrNothing" in world.message("Valid")
+    assert "spec.flow.maxStaleness" in world.message("Valid")
     assert not decision.request_plan
     assert world.condition("Running") == ("False", "NotSupportedYet")
-    world.edit(allOrNothing=None)
+    world.edit(flow={"name": "ppo"})
     world.step()
     assert world.condition("Running") == ("Unknown", "WaitingForPlan")
 

@@ -11,8 +11,8 @@ from tests.builders import ppo_job
 
 SIM, TRAIN, DRIVER = "math-sim-1-a1", "math-train-0-a1", "math-driver-a1"
 WRONG = {"flow": {"name": "ppo", "setps": 3}}
-LATER: dict[str, Any] = {"allOrNothing": {}}
-RIGHT: dict[str, Any] = {"flow": {"name": "ppo"}, "allOrNothing": None}
+LATER: dict[str, Any] = {"flow": {"name": "ppo", "maxStaleness": 1}}
+RIGHT: dict[str, Any] = {"flow": {"name": "ppo"}}
 
 
 @pytest.fixture(params=[WRONG, LATER], ids=["not readable", "not supported yet"])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rlinf_api.errors import RLinfError
+from rlinf_operator.clients.queues import Providers
 from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, QueueStanding, QueueView, Share
 from rlinf_operator.reconcile.apply import _within
@@ -17,6 +18,8 @@ from tests.fakes.cluster import AUTHORITY, KEY, QUICK, Cluster
 
 class FakeQueues:
     """A provider that answers as it is told."""
+
+    name = "fake"
 
     def __init__(self):
         self.view = QueueView(queue="team", provider="fake")
@@ -58,7 +61,7 @@ async def cluster():
     made = Queued()
     made.reconciler = Reconciler(
         store=made.store, scheduler=Planning(made.store), drivers=lambda _: made.drivers, authority=AUTHORITY,
-        settings=QUICK, clock=lambda: NOW, queues=made.queues,
+        settings=QUICK, clock=lambda: NOW, queues=Providers(made.queues),
     )  # fmt: skip
     await made.apply(ppo_job())
     return made
