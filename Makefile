@@ -35,7 +35,7 @@ demo: env
 PYTEST := $(VENV)/python -m pytest
 # What tests and the processes that they start import is compiled once, on a machine too whose environment forbids it:
 # else each of some hundred processes compiles the product anew.
-test test-slow test-cluster: export PYTHONDONTWRITEBYTECODE :=
+test test-slow test-long test-cluster: export PYTHONDONTWRITEBYTECODE :=
 # Folders whose tests take nothing that another file's need: two files at a time. The others run one test after the other
 # when those are over: conformance, which runs three jobs at once itself, and a new folder, which is in no list.
 # The longest first, as far as nobody knows better: from the second run on tools/longest_first.py does.
@@ -57,6 +57,11 @@ test: lint
 .PHONY: test-slow
 test-slow: env
 	$(call pytest_twice,$(SHARED_NOTHING),$(SHARED_NOTHING:%=--ignore=%),--slow -m "slow and not cluster and not programs")
+
+## test-long: the tests marked long: further cases of what quicker tests show, and short learning and scale runs; not in .ci/run
+.PHONY: test-long
+test-long: env
+	$(call pytest_twice,$(SHARED_NOTHING),$(SHARED_NOTHING:%=--ignore=%),--slow --long -m "long and not cluster")
 
 ## test-gpu: the tests that need an NVIDIA device; each says so and is skipped where there is none
 .PHONY: test-gpu

@@ -2,8 +2,9 @@
 
 Builders and fakes live in files of their own; nothing here is about one part.
 
-`--slow` and `--cluster` add the tests of that marker (`make test-slow` and `make test-cluster` give them); a bare
-`pytest` has neither, which are the tests of `make test`. A slow mark says why: `@pytest.mark.slow("waits for ...")`.
+`--slow`, `--long` and `--cluster` add the tests of that marker (`make test-slow`, `make test-long` and `make
+test-cluster` give them); a bare `pytest` has none of them, which are the tests of `make test`. A mark slow or long says
+why: `@pytest.mark.slow("waits for ...")`.
 A test marked gpu is skipped where there is no NVIDIA device.
 
 What a test starts must be gone when it ends. On Linux pytest becomes the reaper of its orphans
@@ -52,15 +53,18 @@ if sys.platform == "linux":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests marked slow")
+    parser.addoption("--long", action="store_true", help="also run tests marked long")
     parser.addoption("--cluster", action="store_true", help="also run tests marked cluster")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _slow_says_why(items)
+    _says_why(items)
     left_out = [
         item
         for item in items
-        if any(item.get_closest_marker(name) and not config.getoption(f"--{name}") for name in ("slow", "cluster"))
+        if any(
+            item.get_closest_marker(name) and not config.getoption(f"--{name}") for name in ("slow", "long", "cluster")
+        )
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -71,14 +75,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidia0) on this machine"))
 
 
-def _slow_says_why(items: list[pytest.Item]) -> None:
-    """What takes long has to be worth it, and who waits for it may ask what for."""
-    silent = [item.nodeid for item in items for mark in item.iter_markers("slow") if not _is_sentence(mark.args)]
-    if silent:
-        raise pytest.UsageError(
-            f"{len(silent)} test(s) are marked slow without the reason, {silent[0]} the first; "
-            'say in a few words what takes so long: @pytest.mark.slow("trains for 60 steps")'
-        )
+def _says_why(items: list[pytest.Item]) -> None:
+    """What takes time has to be worth it, and who waits for it, or does not, may ask what for."""
+    for name in ("slow", "long"):
+        silent = [item.nodeid for item in items for mark in item.iter_markers(name) if not _is_sentence(mark.args)]
+        if silent:
+            raise pytest.UsageError(
+                f"{len(silent)} test(s) are marked {name} without the reason, {silent[0]} the first; "
+                f'say in a few words what takes so long: @pytest.mark.{name}("trains for 60 steps")'
+            )
 
 
 def _is_sentence(told: tuple[object, ...]) -> bool:

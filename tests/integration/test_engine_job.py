@@ -114,7 +114,7 @@ def test_an_engine_in_turns_leaves_in_the_middle_of_answers_and_another_plan_giv
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.slow("a whole job for one call of a flow, whose rule test_exchange.py has in memory")
+@pytest.mark.long("a whole job for one call of a flow, whose rule test_exchange.py has in memory")
 def test_prompts_that_a_flow_withdraws_are_aborted_and_hold_up_no_step(tmp_path):
     steps = 6
     file = job(tmp_path, steps=steps, flow="flow_of_the_quickest")

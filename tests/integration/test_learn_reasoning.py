@@ -92,7 +92,7 @@ def test_what_was_run_is_not_run_again_and_says_which_bars_are_missed(tmp_path, 
     "name",
     [
         "sevens-transformers",
-        pytest.param("addition-grpo-1", marks=pytest.mark.slow("a second whole job of three processes with torch")),
+        pytest.param("addition-grpo-1", marks=pytest.mark.long("a second whole job of three processes with torch")),
     ],
 )
 def test_a_step_of_a_row_is_run_as_a_job(tmp_path, name):
@@ -107,7 +107,7 @@ def test_a_step_of_a_row_is_run_as_a_job(tmp_path, name):
     assert found["ok"] is False
 
 
-@pytest.mark.slow("starts a rollout three times, with torch and transformers each time")
+@pytest.mark.long("starts a rollout three times, with torch and transformers each time")
 @pytest.mark.timeout(600)
 def test_a_row_whose_rollout_is_killed_every_few_steps_goes_on(tmp_path):
     from examples.grpo import addition

@@ -41,7 +41,7 @@ IN_PLACE = (
 )
 
 
-@pytest.mark.slow("trains a job twice, once with its plan changed under it")
+@pytest.mark.long("trains a job twice, once with its plan changed under it")
 @pytest.mark.timeout(180)
 def test_what_is_changed_in_place_leaves_no_trace_in_what_is_learnt(monkeypatch):
     """The short form of `make learn-plans`, which also moves environments. The job's order is lineage."""

@@ -151,7 +151,7 @@ def test_two_ranks_learn_what_one_does(folder, learnt):
         assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name
 
 
-@pytest.mark.slow("loads torch and transformers in three workers, as the job of this file does in make test")
+@pytest.mark.long("a whole job of what trainer and judge show by themselves: a step without groups")
 def test_a_step_of_which_nothing_is_left_counts_and_changes_nothing(folder):
     """A reward function that always raises, and whose groups are dropped."""
     job = yaml.safe_load(reasoning.manifest(folder, steps=2).read_text())

@@ -41,7 +41,7 @@ def declared(job):
     return path
 
 
-@pytest.mark.slow("two whole jobs with torch and transformers; PPO's roles take turns in make test")
+@pytest.mark.long("two whole jobs with torch and transformers; PPO's roles take turns in make test, vLLM in test-slow")
 @pytest.mark.timeout(300)
 def test_in_turns_it_learns_what_it_learns_side_by_side(folder):
     """Placement Auto takes turns, as one slot is too few and memory is declared."""

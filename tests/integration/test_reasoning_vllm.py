@@ -82,7 +82,7 @@ def test_vllm_reads_the_folder_that_comes_out_to_the_actors_log_probabilities(be
     "kind",
     [
         pytest.param("HungTransformersRole", marks=pytest.mark.slow("waits for the deadline of a step that hangs")),
-        pytest.param("HungVllmRole", marks=pytest.mark.slow("waits for a deadline, and starts vLLM twice, 14 s each")),
+        pytest.param("HungVllmRole", marks=pytest.mark.long("waits for a deadline, and starts vLLM twice, 14 s each")),
     ],
 )
 @pytest.mark.timeout(2 * STARTS_S + 60)

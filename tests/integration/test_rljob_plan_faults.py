@@ -137,8 +137,20 @@ def well(run: Run, *, plan: str) -> None:
     assert run.left() == []
 
 
-@pytest.mark.parametrize("victim", ["driver", "agent"])
-@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.WAITING, Phase.TELLING], ids=lambda phase: phase.name)
+OTHER = pytest.mark.long("a whole job for a phase and a victim that test_switch.py has with the others")
+
+
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [
+        (Phase.PREPARING, "agent"),
+        (Phase.TELLING, "driver"),
+        pytest.param(Phase.PREPARING, "driver", marks=OTHER),
+        pytest.param(Phase.WAITING, "driver", marks=OTHER),
+        pytest.param(Phase.WAITING, "agent", marks=OTHER),
+        pytest.param(Phase.TELLING, "agent", marks=OTHER),
+    ],
+)
 def test_killed_in_any_phase_one_plan_is_in_force_afterwards_and_the_job_completes(tmp_path, phase, victim):
     with Run(tmp_path, file=manifest(tmp_path), small=False) as run:
         run.until_step(2)

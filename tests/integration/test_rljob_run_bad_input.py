@@ -20,6 +20,9 @@ NO_TORCH = (f"spec.roles[rollout].kind={WAITING}", f"spec.roles[actor].kind={WAI
 """Of a job that fails before its policy is needed."""
 TOLD_WITHIN_S = 15.0  # whatever happens at run time stands in a condition by then
 
+OTHER = pytest.mark.long("a whole job for another sentence, which test_environment.py has of the environment alone")
+ELSEWHERE = pytest.mark.long("a whole job for another field whose module is imported by the same function")
+
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -44,9 +47,13 @@ def assert_for_people(run: Run) -> None:
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ("CartPoll-v1", "does not exist: got 'CartPoll-v1', wanted one of CartPole-v1"),
+        pytest.param("CartPoll-v1", "does not exist: got 'CartPoll-v1', wanted one of CartPole-v1", marks=OTHER),
         (f"{BROKEN}:RaisesInConstructor-v0", "cannot be made: got RuntimeError: no licence for this simulator ("),
-        (f"{BROKEN}:Pictures-v0", "has observations that are no plain array: got Dict, wanted Box; wrap it in"),
+        pytest.param(
+            f"{BROKEN}:Pictures-v0",
+            "has observations that are no plain array: got Dict, wanted Box; wrap it in",
+            marks=OTHER,
+        ),
     ],
 )
 def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env, sentence):
@@ -61,7 +68,9 @@ def test_an_environment_that_cannot_be_made_fails_the_job_at_once(tmp_path, env,
     ("field", "who", "what"),
     [
         ("spec.flow.name=theirs:flow", "", "flow 'theirs:flow'"),
-        ("spec.roles[rollout].kind=theirs:Role", "worker rollout/0: ", "role kind 'theirs:Role'"),
+        pytest.param(
+            "spec.roles[rollout].kind=theirs:Role", "worker rollout/0: ", "role kind 'theirs:Role'", marks=ELSEWHERE
+        ),
         (f"{ENV}=theirs:Reach-v0", "worker env/0: ", "environment 'theirs:Reach-v0' names module 'theirs', which"),
     ],
 )
@@ -114,8 +123,16 @@ def told_after_s(run: Run, text: str) -> float:
     ("broken", "sentence"),
     [
         ("RaisesInStep", "raised in step() in environment 0 of its slice after 3 steps: got ZeroDivisionError"),
-        ("RaisesInReset", "raised in reset() in environment 0 of its slice after 0 steps: got RuntimeError: the robot"),
-        ("NotANumber", "after 1 steps: got [nan nan nan nan], wanted finite numbers; correct the environment; its"),
+        pytest.param(
+            "RaisesInReset",
+            "raised in reset() in environment 0 of its slice after 0 steps: got RuntimeError: the robot",
+            marks=OTHER,
+        ),
+        pytest.param(
+            "NotANumber",
+            "after 1 steps: got [nan nan nan nan], wanted finite numbers; correct the environment; its",
+            marks=OTHER,
+        ),
     ],
 )
 def test_an_environment_that_raises_is_tried_again_within_the_jobs_bound(tmp_path, broken, sentence):

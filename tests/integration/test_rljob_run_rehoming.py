@@ -60,7 +60,7 @@ def worked(run, worker, step):
     return line["previous"]["account"].get(worker, {}).get("compute", 0.0)
 
 
-@pytest.mark.slow("waits until a worker counts as one that cannot come back, and until it has")
+@pytest.mark.long("the same of PPO's environments; either end of a cycle is rehomed in make test")
 def test_another_environment_worker_collects_the_segments_of_one_that_cannot_come_back(tmp_path):
     sets = ("spec.flow.steps=100000", f"spec.flow.config.slices={SLICES}")
     with Run(tmp_path, *sets, file=job(tmp_path / "job.yaml"), settings={"rehome_after_s": AFTER_S}) as run:

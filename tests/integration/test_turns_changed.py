@@ -59,6 +59,7 @@ def turn_it_round_twice(run: Run, folder: Path, workers: tuple[str, ...], *, ste
     assert "worker-exited" not in kinds
 
 
+@pytest.mark.long("a job with torch, whose turns change as those over pods do")
 def test_a_set_inside_a_pod_goes_on_under_another_order_of_turns(tmp_path):
     steps = 150
     sets = (f"spec.flow.steps={steps}", "spec.checkpoint.everySteps=1000")

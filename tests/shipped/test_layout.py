@@ -98,7 +98,7 @@ def pytest_collection_finish(session):
 def is_run_by(command, test, marks):
     """Whether pytest with these words runs it: paths, --ignore, -m, and what tests/conftest.py leaves out."""
     words = shlex.split(command)
-    if any(name in marks and f"--{name}" not in words for name in ("slow", "cluster")):
+    if any(name in marks and f"--{name}" not in words for name in ("slow", "long", "cluster")):
         return False
     if any(test.startswith(f"{word.partition('=')[2]}/") for word in words if word.startswith("--ignore=")):
         return False
@@ -106,21 +106,22 @@ def is_run_by(command, test, marks):
     if paths and not any(test.startswith(f"{path}/") for path in paths):
         return False
     chosen = words[words.index("-m", 1) + 1] if "-m" in words[1:] else "True"
-    return eval(chosen, {name: name in marks for name in ("slow", "cluster", "programs")})
+    return eval(chosen, {name: name in marks for name in ("slow", "long", "cluster", "programs")})
 
 
 @pytest.mark.slow("collects all tests in a process of its own")
 @pytest.mark.timeout(600)
-def test_every_test_is_run_by_one_command_of_ci(tmp_path):
-    """By what `make --dry-run` says. What needs programs alone may be run by two: where they are built, and by the
-    command that builds them."""
+def test_every_test_is_run_by_one_command(tmp_path):
+    """By what `make --dry-run` says: by one of .ci/run, or by test-long, which has what is marked so. What needs
+    programs alone may be run by two: where they are built, and by the command that builds them."""
     commands = []
-    for target in ("test", "test-slow", "test-cluster"):
+    for target in ("test", "test-slow", "test-long", "test-cluster"):
         said = subprocess.check_output(["make", "--dry-run", "PYTEST_ARGS=", target], cwd=ROOT, text=True)
         commands += re.findall(r"-m (pytest [^|]*?) *\|\|", said)
-    assert len(commands) == 6
+    assert len(commands) == 8
     (tmp_path / "told.py").write_text(MARKS_OF_ALL)
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-s", "-p", "told", "--slow", "--cluster"]
+    collect = ["--collect-only", "-q", "-s", "-p", "told", "--slow", "--long", "--cluster"]
+    words = [sys.executable, "-m", "pytest", *collect]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=True)
     tests = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]

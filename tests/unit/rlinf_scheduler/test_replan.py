@@ -267,7 +267,7 @@ def test_a_plan_whose_preparation_failed_is_not_tried_again():
 
 
 OTHER_NOISE = [
-    pytest.param(seed, marks=pytest.mark.slow("a thousand steps of a job, as seed 0 has")) for seed in (1, 2, 3)
+    pytest.param(seed, marks=pytest.mark.long("a thousand steps of a job, as seed 0 has")) for seed in (1, 2, 3)
 ]
 
 

@@ -16,14 +16,14 @@ from tests.builders import UID
 from tools import workloads
 from tools.prove import exact, problems
 
-SLOW = pytest.mark.slow("simulates some hundred plans, as quicker ones of its kind do")
+LONG = pytest.mark.long("simulates some hundred plans, as quicker ones of its kind do")
 QUICK = (
-    0, 2, 3, pytest.param(4, marks=SLOW), 5, pytest.param(7, marks=SLOW), 8, 9, 10, 12, 14, 15, 16, 17, 19, 20, 21, 22,
-    pytest.param(23, marks=SLOW), 24,
+    0, 2, 3, pytest.param(4, marks=LONG), 5, pytest.param(7, marks=LONG), 8, 9, 10, 12, 14, 15, 16, 17, 19, 20, 21, 22,
+    pytest.param(23, marks=LONG), 24,
 )  # fmt: skip
 """Of 3 slots, with less than a thousand plans each; `python -m tools.prove exact` tries the others, too."""
 MOST_LOSS = 0.05
-ASKING = (4, 5, 6, 8, 9, 11, 13, pytest.param(38, marks=SLOW))
+ASKING = (4, 5, 6, 8, 9, 11, 13, pytest.param(38, marks=LONG))
 """Against all plans, those that no nested cut gives among them, such as a slot for the trainer alone and the others'
 roles on all."""
 

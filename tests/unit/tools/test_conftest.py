@@ -66,20 +66,25 @@ def test_the_environment_is_clean(run_tests):
     assert "1 passed" in done.stdout
 
 
-def test_slow_and_cluster_tests_are_left_out_unless_asked_for(run_tests):
+def test_slow_long_and_cluster_tests_are_left_out_unless_asked_for(run_tests):
     text = (
         "def test_quick(): pass\n"
         "@pytest.mark.slow('waits for the moon')\ndef test_slow(): pass\n"
+        "@pytest.mark.long('waits for the sun')\ndef test_long(): pass\n"
         "@pytest.mark.cluster\ndef test_cluster(): pass\n"
     )
-    assert "1 passed, 2 deselected" in run_tests(text).stdout
-    assert "2 passed, 1 deselected" in run_tests(text, "--slow").stdout
-    assert "3 passed" in run_tests(text, "--slow", "--cluster").stdout
+    assert "1 passed, 3 deselected" in run_tests(text).stdout
+    assert "2 passed, 2 deselected" in run_tests(text, "--slow").stdout
+    assert "2 passed, 2 deselected" in run_tests(text, "--long").stdout
+    assert "4 passed" in run_tests(text, "--slow", "--long", "--cluster").stdout
 
 
-@pytest.mark.parametrize("mark", ["slow", "slow()", "slow('')", "slow('slow')", "slow(1, 2)", "slow('long work', 3)"])
-def test_a_slow_test_says_why_or_nothing_is_run(run_tests, mark):
-    done = run_tests(f"def test_quick(): pass\n@pytest.mark.{mark}\ndef test_slow(): pass\n")
-    assert "1 test(s) are marked slow without the reason, test_it.py::test_slow the first" in done.stderr
+@pytest.mark.parametrize(
+    "mark", ["slow", "slow()", "slow('')", "slow('slow')", "slow(1, 2)", "slow('long work', 3)", "long", "long('long')"]
+)
+def test_a_slow_or_long_test_says_why_or_nothing_is_run(run_tests, mark):
+    done = run_tests(f"def test_quick(): pass\n@pytest.mark.{mark}\ndef test_it(): pass\n")
+    name = mark.partition("(")[0]
+    assert f"1 test(s) are marked {name} without the reason, test_it.py::test_it the first" in done.stderr
     assert done.returncode != 0
     assert "passed" not in done.stdout

@@ -12,7 +12,7 @@ from tests.fakes.turns_model import Job, explore
 pytestmark = pytest.mark.timeout(300)  # 100,000 states take 20 s of CPU, which other work may make minutes
 
 
-@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.slow("explores every state of three units"))])
+@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.long("explores every state of three units"))])
 def test_without_faults_every_state_leads_to_a_step(units):
     found = explore(Job(units=units, faults=0))
     assert not found.stuck
@@ -27,7 +27,7 @@ def test_a_role_that_loads_beside_the_last_work_of_another_blocks_nobody():
     assert not explore(Job(faults=0, preload=True)).stuck
 
 
-@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.slow("explores every state of three units"))])
+@pytest.mark.parametrize("units", [2, pytest.param(3, marks=pytest.mark.long("explores every state of three units"))])
 def test_a_role_that_waits_for_a_quarter_does_not_wait_for_ever(units):
     assert not explore(Job(units=units, faults=0, counted=False, fed_inside=False)).stuck
 
@@ -50,7 +50,7 @@ def test_a_turn_that_is_told_to_end_at_any_time_blocks_nobody(options):
     [
         {},
         *(
-            pytest.param(options, marks=pytest.mark.slow("explores every state once more"))
+            pytest.param(options, marks=pytest.mark.long("explores every state once more"))
             for options in ({"quiet": True}, {"preload": True}, {"counted": False, "fed_inside": False})
         ),
     ],
@@ -65,13 +65,22 @@ def test_the_explorer_finds_a_standstill_where_nobody_out_of_turn_is_told_to_lea
     assert explore(Job(faults=0, were_apart=True)).stuck
 
 
-@pytest.mark.slow("explores every state with a fault in each of them")
+@pytest.mark.long("explores every state with a fault in each of them, of roles that come to take turns")
 def test_a_death_while_roles_come_to_take_turns_leaves_every_state_with_a_way_to_a_step():
     assert not explore(Job(faults=1, were_apart=True)).stuck
 
 
 @pytest.mark.slow("explores every state with a fault in each of them")
-@pytest.mark.parametrize("options", [{}, {"preload": True, "quiet": True}, {"counted": False, "fed_inside": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(options, marks=pytest.mark.long("explores every state with a fault in each once more"))
+            for options in ({"preload": True, "quiet": True}, {"counted": False, "fed_inside": False})
+        ),
+    ],
+)
 def test_a_death_or_a_hang_in_any_state_leaves_every_state_with_a_way_to_a_step(options):
     found = explore(Job(faults=1, **options))
     assert not found.stuck
