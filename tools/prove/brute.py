@@ -129,19 +129,19 @@ def _workers(problem: PlanProblem, name: str, slots: Sequence[int], size: int) -
 
 
 def _choices(problem: PlanProblem, role: RoleCosts) -> Iterator[Choice]:
-    cycle = problem.cycle_of.get(role.name)
+    cycle, items = problem.cycle_of.get(role.name), problem.units[role.name]
     one = cycle is not None or isinstance(role.service, InLanes)
     for option in range(len(role.options)):
         for stays in (False, True) if role.may_stay else (False,):
-            for size in (1,) if one else dict.fromkeys((1, min(3, problem.items), problem.items)):
-                depth = problem.items if cycle else 2
+            for size in (1,) if one else dict.fromkeys((1, min(3, items), items)):
+                depth = items if cycle else 2
                 for stages in _stages(problem, cycle) if cycle and cycle.front == role.name else (1,):
                     yield Choice(micro_batch=size, depth=depth, option=option, stays=stays, stages=stages)
 
 
 def _stages(problem: PlanProblem, cycle: CycleEdge) -> Sequence[int]:
     """Of units that travel by themselves any number; of sub-batches one or two."""
-    return range(1, problem.items + 1) if cycle.is_single else (1, 2)
+    return range(1, problem.units[cycle.front] + 1) if cycle.is_single else (1, 2)
 
 
 def _holds(problem: PlanProblem, region: Region, choices: dict[str, Choice]) -> bool:

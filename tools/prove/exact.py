@@ -5,6 +5,7 @@ python -m tools.prove exact [--slots 3] [--count 20] [--kind KIND]
     tiny        what plans had to know first: turns, memory, staleness, a cycle
     like-ppo    a cycle whose asker feeds the next role, as in flow ppo
     two-cycles  what leaves one cycle goes round another
+    groups      units that are split and put together between roles
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ KINDS: Final[dict[str, Kind]] = {
     "tiny": problems.tiny,
     "like-ppo": asking,
     "two-cycles": problems.two_cycles,
+    "groups": problems.groups,
 }
 
 

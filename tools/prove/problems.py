@@ -168,6 +168,21 @@ def tiny(seed: int, *, slots: int = 3) -> PlanProblem:
     )  # fmt: skip
 
 
+def groups(seed: int, *, slots: int = 3) -> PlanProblem:
+    """The same problems as `tiny` with units that are split and put together: of a few prompts several samples each, of
+    these a group, and sometimes one sample less than that, as behind a filter."""
+    rng, problem = random.Random(f"groups {slots} {seed}"), tiny(seed, slots=slots)
+    few = rng.randint(1, 3)
+    many = few * rng.choice([2, 3])
+    counts = {r.name: rng.choice([few, few, many, many, many, max(few, many - 1)]) for r in problem.roles}
+    counts |= {cycle.back: counts[cycle.front] for cycle in problem.cycles}
+    last = problem.terminal[0]
+    if len(set(counts.values())) == 1:
+        counts[last] = few if counts[last] != few else many
+    roles = tuple(replace(role, items=counts[role.name]) for role in problem.roles)
+    return replace(problem, roles=roles, items=counts[last])
+
+
 def two_cycles(seed: int, *, slots: int = 3) -> PlanProblem:
     """Four roles, each worker of one slot: what leaves the first cycle, at either end, goes round the second, whose
     back ends the step."""

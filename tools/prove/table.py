@@ -73,17 +73,18 @@ def _region(problem: PlanProblem, group: list[str], slots: tuple[int, ...], rng:
         counts = [n // role.slots_per_worker * (name in p.roles) for n, p in zip(slots, problem.pools, strict=True)]
         until = 0
         if len(group) > 1 and not role.is_gang and rng.random() < 0.1:
-            until = max(1, problem.items // 2)
+            until = max(1, problem.units[name] // 2)
         turns.append(PlannedTurn(name, tuple(counts), until))
     return Region(slots, tuple(turns))
 
 
 def _choice(problem: PlanProblem, role: RoleCosts, rng: random.Random) -> Choice:
+    items = problem.units[role.name]
     option = rng.randrange(len(role.options))
     stays = role.may_stay and rng.random() < 0.5
     if role.name in problem.cycle_of:
-        return Choice(depth=problem.items, option=option, stays=stays)
-    size = 1 if isinstance(role.service, InLanes) else rng.choice([1, min(3, problem.items), problem.items])
+        return Choice(depth=problem.units[role.name], option=option, stays=stays)
+    size = 1 if isinstance(role.service, InLanes) else rng.choice([1, min(3, items), items])
     return Choice(micro_batch=size, depth=rng.choice([1, 2, 2, 4]), option=option, stays=stays)
 
 

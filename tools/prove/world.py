@@ -222,12 +222,16 @@ def _part(
     choice = candidate.choices[role.name]
     unit_s = 1e-3 * role.options[choice.option].per_item_ms.value / speed
     batch_s = 1e-3 * role.per_batch_ms.value / speed
-    share = -(-truth.items // everybody)
+    share = -(-truth.units[role.name] // everybody)
     seconds: dict[str, Number] = {}
     if cycle := truth.cycle_of.get(role.name):
         fronts = candidate.workers(cycle.front)
-        size = 1 if cycle.is_single else max(1, -(-truth.items // fronts) // candidate.choices[cycle.front].stages)
-        passages = cycle.round_trips * truth.items / size * workers / everybody
+        size = (
+            1
+            if cycle.is_single
+            else max(1, -(-truth.units[role.name] // fronts) // candidate.choices[cycle.front].stages)
+        )
+        passages = cycle.round_trips * truth.units[role.name] / size * workers / everybody
         batches = [_batch(size, batch_s + unit_s * size, passages * steps)]
     elif isinstance(role.service, InLanes):
         lane_s, mean = role.service.lanes * unit_s, sum(role.sizes) / len(role.sizes)
@@ -284,12 +288,12 @@ def _channels(truth: PlanProblem, steps: int) -> list[ChannelProfile]:
             bytes=Number(value=256.0 * units, count=steps),
         )  # fmt: skip
 
-    found = [channel(e.channel, "Queue", e.producer, e.consumer, truth.items) for e in truth.edges]
-    found += [channel(truth.role(name).tickets, "Queue", "", name, truth.items) for name in truth.first]
+    found = [channel(e.channel, "Queue", e.producer, e.consumer, truth.units[e.consumer]) for e in truth.edges]
+    found += [channel(truth.role(name).tickets, "Queue", "", name, truth.units[name]) for name in truth.first]
     if truth.weights is not None:
         found.append(channel("weights", "Weights", truth.weights.producer, truth.weights.consumer, 1))
     for cycle in truth.cycles:
-        name, trips = f"cycle-{cycle.front}-{cycle.back}", cycle.round_trips * truth.items
+        name, trips = f"cycle-{cycle.front}-{cycle.back}", cycle.round_trips * truth.units[cycle.front]
         found.append(channel(name, "Cycle", cycle.front, cycle.back, trips))
         found.append(channel(name, "Cycle", cycle.back, cycle.front, trips))
     return found

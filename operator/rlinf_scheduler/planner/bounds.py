@@ -37,7 +37,7 @@ class Bounds:
         for role in self.problem.roles:
             found[role.name] = 0.0
             for sizes in role.all_sizes:
-                whole, rest = divmod(self.problem.items, len(sizes))
+                whole, rest = divmod(self.problem.units[role.name], len(sizes))
                 found[role.name] += (whole * sum(sizes) + sum(sizes[:rest])) / len(role.all_sizes)
         return found
 
@@ -81,7 +81,7 @@ class Bounds:
         if not count:
             return float("inf")
         fast, slow = max(s for s, _ in speeds), min(s for s, _ in speeds)
-        items, trips = self.problem.items, self._trips.get(role.name, 1)
+        items, trips = self.problem.units[role.name], self._trips.get(role.name, 1)
         per_batch, even = role.per_batch_ms.value, self._even[role.name]
         if isinstance(role.service, InRounds):
             sync = role.service.sync_ms.value * (count - 1) / count

@@ -45,7 +45,7 @@ class Estimate:
         hand_over = problem.hand_over_ms.value
         for name in self._order:
             inputs, cycle = problem.inputs(name), problem.cycle_of.get(name)
-            came = max((first[i] + hand_over for i in inputs), default=begin)
+            came = max((self._first_of(name, i, first[i], last[i]) + hand_over for i in inputs), default=begin)
             all_came = max((last[i] + hand_over for i in inputs), default=begin)
             if cycle and name == cycle.back:
                 continue
@@ -59,7 +59,7 @@ class Estimate:
             role, choice = problem.role(name), candidate.choices[name]
             each = role.options[choice.option].per_item_ms.value
             workers = candidate_workers(places[name])
-            share = -(-problem.items // max(1, workers))
+            share = -(-problem.units[name] // max(1, workers))
             size = min(choice.micro_batch, share)
             per_batch = role.per_batch_ms.value
             lanes = role.service.lanes if isinstance(role.service, InLanes) else 0
@@ -88,6 +88,11 @@ class Estimate:
                 again = max(again, load + leave + problem.turn_ms.value)
         return (ended + again) / (problem.staleness + 1)
 
+    def _first_of(self, name: str, producer: str, first: float, last: float) -> float:
+        """When what the producer makes has become the first unit: of several they have to be there."""
+        made, taken = self.problem.units[producer], self.problem.units[name]
+        return first + max(0.0, last - first) * max(0.0, 1 / taken - 1 / made)
+
     def _pace(self, name: str, turn: PlannedTurn) -> float:
         """Work of a worker of speed 1 that is done in a millisecond."""
         role = self.problem.role(name)
@@ -115,8 +120,8 @@ class Estimate:
         ends, passage, regions = [], 0.0, []
         front = candidate_workers(places[cycle.front])
         back = candidate_workers(places[cycle.back])
-        stages = min(candidate.choices[cycle.front].stages, -(-self.problem.items // max(1, front)))
-        sub_batch = self.problem.items / max(1, front) / stages
+        stages = min(candidate.choices[cycle.front].stages, -(-self.problem.units[cycle.front] // max(1, front)))
+        sub_batch = self.problem.units[cycle.front] / max(1, front) / stages
         waves = 1.0  # of units that travel by themselves, and of which fewer do than there are
         if cycle.is_single:
             sub_batch, waves = 1.0, max(1.0, sub_batch)

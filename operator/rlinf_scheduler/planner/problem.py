@@ -87,6 +87,10 @@ class RoleCosts:
     options: tuple[Option, ...]
     """The plan chooses one; the first is as the role stands."""
     per_batch_ms: Cost = ZERO
+    items: int = 0
+    """Units of a step that it works on; 0: as many as the problem says. Between roles of different numbers units are
+    split, or put together, evenly and in the order of their keys: of 8 and 64 each makes 8, of 64 and 8 each 8 make
+    one, which is there when the last of them is."""
     sizes: tuple[float, ...] = (1.0,)
     """Of the units of a step, relative to the mean, in the order of their keys; repeated where there are more units."""
     later_sizes: tuple[tuple[float, ...], ...] = ()
@@ -208,7 +212,7 @@ class PlanProblem:
     edges: tuple[QueueEdge, ...]
     pools: tuple[Pool, ...]
     items: int
-    """Units of a step."""
+    """Units of a step, of roles that say nothing else. Both ends of a cycle have those of its front."""
     weights: WeightsEdge | None = None
     cycles: tuple[CycleEdge, ...] = ()
     staleness: int = 0
@@ -235,6 +239,12 @@ class PlanProblem:
     @cached_property
     def index(self) -> dict[str, int]:
         return {role.name: i for i, role in enumerate(self.roles)}
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """Of a step, by role."""
+        found = {role.name: role.items or self.items for role in self.roles}
+        return found | {cycle.back: found[cycle.front] for cycle in self.cycles}
 
     @cached_property
     def unpinned(self) -> PlanProblem:

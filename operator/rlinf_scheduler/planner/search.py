@@ -784,9 +784,9 @@ class _Search:
                     continue
                 role, workers = problem.role(turn.role), sum(turn.workers)
                 if role.is_gang:
-                    work = -(-problem.items // (workers * at.choices[turn.role].micro_batch))
+                    work = -(-problem.units[turn.role] // (workers * at.choices[turn.role].micro_batch))
                 else:
-                    work = -(-problem.items * workers // max(1, at.workers(turn.role)))
+                    work = -(-problem.units[turn.role] * workers // max(1, at.workers(turn.role)))
                 for until in sorted({0, work // 2, work // 4} - {turn.until}):
                     turns = (*region.turns[:i], replace(turn, until=until), *region.turns[i + 1 :])
                     yield _with(at, number, turns)
@@ -861,7 +861,7 @@ def _grain(problem: PlanProblem) -> int:
     able = [n for n in range(few, many + 1) if n % wide == 0] or [slots // STAND_INS]
 
     def rest(grain: int) -> tuple[int, int]:
-        counts = (problem.items, *(pool.slots for pool in problem.pools))
+        counts = (*{problem.items, *problem.units.values()}, *(pool.slots for pool in problem.pools))
         return sum(bool(n % grain) for n in counts), -grain
 
     return min(able, key=rest)
@@ -954,7 +954,7 @@ def _capped(problem: PlanProblem, regions: tuple[Region, ...]) -> tuple[Region, 
 
 
 def _share(problem: PlanProblem, draft: Candidate, role: RoleCosts) -> int:
-    return -(-problem.items // max(1, draft.workers(role.name)))
+    return -(-problem.units[role.name] // max(1, draft.workers(role.name)))
 
 
 def _most_stages(problem: PlanProblem, cycle: CycleEdge, draft: Candidate) -> int:
@@ -967,7 +967,7 @@ def _choice(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, option: 
     """The largest micro-batch: fewest per-batch costs and changes of turn."""
     if role.name in problem.cycle_of:
         # A front takes its share of the step at once, and says itself what travels together.
-        return Choice(micro_batch=1, depth=max(2, problem.items), option=option, stays=stays)
+        return Choice(micro_batch=1, depth=max(2, problem.units[role.name]), option=option, stays=stays)
     if isinstance(role.service, InLanes):
         return Choice(micro_batch=1, depth=max(2, role.service.lanes // 4), option=option, stays=stays)
     return Choice(micro_batch=_share(problem, draft, role), option=option, stays=stays)
@@ -995,5 +995,5 @@ def _ladder(problem: PlanProblem, draft: Candidate, role: RoleCosts, *, every: b
     share = _share(problem, draft, role)
     wanted = {share, -(-share // 2), -(-share // 4), -(-share // 8)}
     if every and share <= SMALL_SHARE:
-        wanted |= {1, min(3, share)} | (set() if role.is_gang else {problem.items})
+        wanted |= {1, min(3, share)} | (set() if role.is_gang else {problem.units[role.name]})
     return sorted(wanted)

@@ -58,8 +58,8 @@ class Prediction:
 
 
 class _Role:
-    def __init__(self, index: int, spec: RoleCosts, choice: Choice, size: Sequence[float]) -> None:
-        self.index, self.spec = index, spec
+    def __init__(self, index: int, spec: RoleCosts, choice: Choice, *, items: int, size: Sequence[float]) -> None:
+        self.index, self.spec, self.items = index, spec, items
         self.per_item = spec.options[choice.option].per_item_ms.value
         self.peak = max(spec.options[choice.option].peak_mib, spec.resident_mib)
         self.per_batch = spec.per_batch_ms.value
@@ -72,15 +72,15 @@ class _Role:
         self.is_gang = spec.is_gang
         self.at_once = isinstance(spec.service, InRounds) and spec.service.at_once
         self.workers: list[_Worker] = []
-        self.outputs: list[_Role] = []
-        self.inputs = 0
+        self.outputs: list[tuple[_Role, Sequence[range]]] = []  # and what each unit of a step becomes; empty: one
+        self.needs: list[int] = []  # parts that each unit of a step has, over all inputs; empty: one
         self.cycle: CycleEdge | None = None
         self.is_front = False
         self.asker_feeds = False  # of a cycle's ends: who has gone through it leaves at the front
         self.stages = choice.stages
         self.waiting: deque[int] = deque()
         self.by_step: dict[int, deque[int]] = {}  # of a gang, which takes no round of two steps
-        self.arrived: dict[int, int] = {}  # inputs that have come, of units with several
+        self.arrived: dict[int, int] = {}  # parts that have come, of units with several
         self.heap: list[tuple[int, int, int]] = []  # (units in its inbox, in its hands, worker): who gets the next
         self.done: dict[int, int] = {}  # units by step
         self.world = 0  # of a gang: its ranks, also where a few stand for all
@@ -182,7 +182,21 @@ def alike(problem: PlanProblem, candidate: Candidate, *, at_least: int, at_most:
     are not asked: one worker then stands for these few, and is as much slower. A single one that stood for hundreds
     would be handed units as none of them is."""
     counts = (n for region in candidate.regions for turn in region.turns for n in turn.workers if n >= at_least)
-    return gcd(at_most, *counts) if at_most <= problem.items else 1
+    others = (n for n in problem.units.values() if n != problem.items)  # what is split comes out even
+    return gcd(at_most, *counts, *others) if at_most <= problem.items else 1
+
+
+def _becomes(made: int, taken: int) -> Sequence[range]:
+    """What each unit of a step becomes in the next role's hands; empty: one each.
+
+    >>> _becomes(2, 4), _becomes(4, 2), _becomes(3, 3)
+    ([range(0, 2), range(2, 4)], [range(0, 1), range(0, 1), range(1, 2), range(1, 2)], [])
+    """
+    if made == taken:
+        return []
+    if made > taken:
+        return [range(unit * taken // made, unit * taken // made + 1) for unit in range(made)]
+    return [range(-(-unit * taken // made), -(-(unit + 1) * taken // made)) for unit in range(made)]
 
 
 def _sizes(role: RoleCosts, items: int, classes: int) -> Sequence[float]:
@@ -202,20 +216,27 @@ def _sizes(role: RoleCosts, items: int, classes: int) -> Sequence[float]:
 class _Run:
     def __init__(self, problem: PlanProblem, candidate: Candidate, classes: int = 1) -> None:
         self.problem, self.classes = problem, classes
-        self.items = -(-problem.items // classes)
         self.hand_over = problem.hand_over_ms.value
         self.now = 0.0
         self.piece: Any = None
         self.events: list[tuple[float, int, Callable[[Any, Any], None], Any, Any, Any]] = []
         self.count = 0
         self.roles = [
-            _Role(i, role, candidate.choices[role.name], _sizes(role, problem.items, classes))
+            _Role(
+                i,
+                role,
+                candidate.choices[role.name],
+                items=-(-problem.units[role.name] // classes),
+                size=_sizes(role, problem.units[role.name], classes),
+            )
             for i, role in enumerate(problem.roles)
         ]
         self.by_name = {role.spec.name: role for role in self.roles}
         for role in self.roles:
-            role.outputs = [self.by_name[name] for name in problem.outputs(role.spec.name)]
-            role.inputs = len(problem.inputs(role.spec.name))
+            for name in problem.outputs(role.spec.name):
+                consumer = self.by_name[name]
+                role.outputs.append((consumer, _becomes(role.items, consumer.items)))
+            self._count_parts(role)
         self.terminal = [self.by_name[name] for name in problem.terminal]
         self.slots = candidate.slots / classes
         for region in candidate.regions:
@@ -230,6 +251,15 @@ class _Run:
         self.weights_at: dict[int, float] = {}
         self.commits: list[tuple[float, Any]] = []
         self.snapshots: list[list[float]] = []
+
+    def _count_parts(self, role: _Role) -> None:
+        made = [self.by_name[name].items for name in self.problem.inputs(role.spec.name)]
+        if len(made) > 1 or any(n > role.items for n in made):
+            role.needs = [0] * role.items
+            for n in made:
+                for units in _becomes(n, role.items) or [range(i, i + 1) for i in range(n)]:
+                    for unit in units:
+                        role.needs[unit] += 1
 
     # --- layout -------------------------------------------------------------------------------------------------------
     def _lay_out(self, planned: Region) -> None:
@@ -369,9 +399,9 @@ class _Run:
     # --- steps --------------------------------------------------------------------------------------------------------
     def _open(self, step: int) -> None:
         self.weights_at[step] = received = self.now + self.lag
-        units = range(step * self.items, (step + 1) * self.items)
         for name in self.problem.first:
             role = self.by_name[name]
+            units = range(step * role.items, (step + 1) * role.items)
             if role.is_front:
                 self._at(self.now + self.hand_over, self._deal, role, step, self.piece)
             else:
@@ -380,7 +410,7 @@ class _Run:
 
     def _committed(self, step: int) -> None:
         """All units of all roles that end it are done."""
-        if any(role.done.get(step, 0) < self.items for role in self.terminal):
+        if any(role.done.get(step, 0) < role.items for role in self.terminal):
             return
         self.commits.append((self.now, self.piece))
         self.snapshots.append([self._used(role) for role in self.roles])
@@ -419,17 +449,17 @@ class _Run:
 
     # --- units --------------------------------------------------------------------------------------------------------
     def _arrive(self, role: _Role, units: Sequence[int]) -> None:
-        if role.inputs > 1:
+        if role.needs:
             ready = []
             for unit in units:
                 role.arrived[unit] = role.arrived.get(unit, 0) + 1
-                if role.arrived[unit] == role.inputs:
+                if role.arrived[unit] == role.needs[unit % role.items]:
                     del role.arrived[unit]
                     ready.append(unit)
             units = ready
         if role.is_gang:
             for unit in units:
-                role.by_step.setdefault(unit // self.items, deque()).append(unit)
+                role.by_step.setdefault(unit // role.items, deque()).append(unit)
             self._kick(role.workers[0])
             return
         if role.is_front:
@@ -471,15 +501,19 @@ class _Run:
             heappush(role.heap, (held, held + worker.working, worker.number))
 
     def _emit(self, role: _Role, units: Sequence[int]) -> None:
-        for consumer in role.outputs:
+        for consumer, becomes in role.outputs:
+            sent = units
+            if becomes:
+                step, base = units[0] // role.items, units[0] // role.items * consumer.items
+                sent = [base + part for unit in units for part in becomes[unit - step * role.items]]
             if self.hand_over:
-                self._at(self.now + self.hand_over, self._arrive, consumer, units, self.piece)
+                self._at(self.now + self.hand_over, self._arrive, consumer, sent, self.piece)
             else:
-                self._arrive(consumer, units)
+                self._arrive(consumer, sent)
         if not role.outputs:
-            step = units[0] // self.items
+            step = units[0] // role.items
             role.done[step] = role.done.get(step, 0) + len(units)
-            if role.done[step] == self.items:
+            if role.done[step] == role.items:
                 self._committed(step)
 
     # --- work ---------------------------------------------------------------------------------------------------------
@@ -491,8 +525,8 @@ class _Run:
     def _round(self, worker: _Worker) -> int:
         role = worker.role
         if role.at_once:
-            return self.items
-        return min(role.micro_batch * len(worker.ranks), self.items - role.rounds_taken)
+            return role.items
+        return min(role.micro_batch * len(worker.ranks), role.items - role.rounds_taken)
 
     def _is_due(self, worker: _Worker) -> bool:
         if worker.turn.share:
@@ -547,7 +581,7 @@ class _Run:
                 self._start_batch(worker)
 
     def _start_batch(self, worker: _Worker) -> None:
-        role, inbox, items = worker.role, worker.inbox, self.items
+        role, inbox, items = worker.role, worker.inbox, worker.role.items
         batch = [inbox.popleft()]
         step = batch[0] // items
         while inbox and len(batch) < role.micro_batch and inbox[0] // items == step:
@@ -577,7 +611,7 @@ class _Run:
 
     def _start_lanes(self, worker: _Worker) -> None:
         """A step's per-batch time goes before its first unit."""
-        role, items = worker.role, self.items
+        role, items = worker.role, worker.role.items
         while worker.free and worker.inbox:
             step = worker.inbox[0] // items
             if step > worker.begun:
@@ -617,7 +651,7 @@ class _Run:
         self._kick(worker)
 
     def _start_round(self, worker: _Worker, size: int) -> None:
-        role, ranks, items = worker.role, worker.ranks, self.items
+        role, ranks, items = worker.role, worker.ranks, worker.role.items
         step = role.step
         units = [role.by_step[step].popleft() for _ in range(size)]
         role.rounds_taken += size
@@ -645,7 +679,7 @@ class _Run:
     # --- the cycle ----------------------------------------------------------------------------------------------------
     def _deal(self, front: _Role, step: int) -> None:
         """Tickets are pinned: every front worker's share, in as many sub-batches as there are stages, or by unit."""
-        units, count = range(step * self.items, (step + 1) * self.items), len(front.workers)
+        units, count = range(step * front.items, (step + 1) * front.items), len(front.workers)
         assert front.cycle is not None
         for number, worker in enumerate(front.workers):
             share = units[number::count]
@@ -658,7 +692,7 @@ class _Run:
         for unit in units:
             worker = min(front.workers, key=lambda w: (w.has, w.number))
             worker.has += 1
-            worker.inbox.append((unit // self.items, (unit,), 0))
+            worker.inbox.append((unit // front.items, (unit,), 0))
             self._kick(worker)
 
     def _start_passage(self, worker: _Worker) -> None:

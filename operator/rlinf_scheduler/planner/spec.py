@@ -195,7 +195,6 @@ def _groups(slots: Sequence[Slot], size: int) -> Iterator[Sequence[Slot]]:
 
 
 def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPlan]:
-    room = ROOM * problem.items * (problem.staleness + 1)
     backs = {cycle.back for cycle in problem.cycles}
     for role in problem.roles:
         names = [e.channel for e in problem.edges if e.consumer == role.name]
@@ -203,6 +202,7 @@ def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPla
         if not names and role.name not in backs:
             names = [role.tickets]
         for name in names:
+            room = ROOM * problem.units[role.name] * (problem.staleness + 1)
             units = max(room, choice.micro_batch * choice.depth)
             yield ChannelPlan(
                 name=name, micro_batch=choice.micro_batch, depth=choice.depth, capacity=Capacity(units=units)

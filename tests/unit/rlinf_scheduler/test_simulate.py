@@ -24,7 +24,7 @@ from rlinf_scheduler.planner.problem import (
     WeightsEdge,
 )
 from rlinf_scheduler.planner.search import Found, plan
-from rlinf_scheduler.planner.simulate import simulate
+from rlinf_scheduler.planner.simulate import alike, simulate
 from tools.prove import problems, table
 
 
@@ -248,6 +248,67 @@ def test_a_role_in_two_cycles_and_sub_batches_of_what_a_role_makes_are_no_proble
         job(*roles, items=1, edges=(QueueEdge("a", "b"),), cycles=(CycleEdge("b", "c", 1),))
 
 
+def split(problem, **items):
+    return replace(problem, roles=tuple(replace(r, items=items.get(r.name, 0)) for r in problem.roles))
+
+
+def test_each_unit_becomes_several_when_it_is_made():
+    """Two prompts of 10 ms, four samples of 1 ms each: 20 + 4."""
+    problem = split(job(role("a", 10), role("b", 1), items=8), a=2)
+    assert period(problem, candidate(alone("a", 1), alone("b", 1))) == 24
+
+
+def test_several_units_make_one_when_the_last_of_them_is_there():
+    """Eight samples of 1 ms, two groups: of 5 ms, from 4 to 9 and the second behind it; of 3 ms it waits for 8."""
+    for ms_a_group, expected in ((5, 4 + 5 + 5), (3, 8 + 3)):
+        problem = split(job(role("a", 1), role("b", ms_a_group), items=2), a=8)
+        assert period(problem, candidate(alone("a", 1), alone("b", 1))) == expected
+
+
+def test_a_group_waits_for_all_parts_of_all_its_inputs():
+    """Samples at 1, 2, 3, 4, scored at 4, 7, 10, 13: groups of two are there at 7 and 13 and take 5."""
+    edges = (QueueEdge("a", "b"), QueueEdge("a", "c"), QueueEdge("b", "c"))
+    problem = split(job(role("a", 1), role("b", 3), role("c", 5), items=4, edges=edges), c=2)
+    assert period(problem, candidate(*(alone(name, 1) for name in "abc"))) == 13 + 5
+
+
+def test_a_gang_takes_rounds_of_what_it_works_on_and_ends_the_step_with_that():
+    """Of 12 samples three groups: a round of both ranks, there at 8, then one of one rank; 6 ms each, and half the
+    exchange of 4 ms."""
+    gang = role("train", 6, service=InRounds(sync_ms=ms(4)))
+    problem = split(job(role("a", 1), gang, items=12), train=3)
+    found = candidate(alone("a", 1), alone("train", 2))
+    assert period(problem, found) == 8 + 2 * (6 + 2)
+    at_once = split(job(role("a", 1), replace(gang, service=InRounds(at_once=True)), items=12), train=3)
+    assert period(at_once, found) == 12 + 2 * 6
+
+
+def test_what_goes_round_a_cycle_may_be_several_of_a_unit():
+    """Two prompts of 10 ms; each makes two conversations of two trips, 1 ms at either end, which overlap."""
+    problem = job(
+        role("a", 10), role("agent", 1), role("judge", 1), items=4, edges=(QueueEdge("a", "agent"),),
+        cycles=(CycleEdge("agent", "judge", 2, is_single=True),),
+    )  # fmt: skip
+    found = candidate(alone("a", 1), alone("agent", 1), alone("judge", 1), stages=2)
+    assert split(problem, a=2).units == {"a": 2, "agent": 4, "judge": 4}
+    assert period(split(problem, a=2), found) == 20 + 5
+
+
+def test_units_of_steps_that_overlap_are_put_together_with_their_own():
+    """Groups of an odd number, and the slower role's pace: 7 samples of 3 ms, whose groups are three of 1 ms."""
+    problem = split(job(role("a", 3), role("b", 1), items=3, staleness=1), a=7)
+    assert period(problem, candidate(alone("a", 1), alone("b", 1))) == 21
+
+
+def test_a_class_of_units_is_of_as_many_as_come_out_even():
+    """64 samples through 16 workers and their 8 groups through 8: one stands for 8 at most, and says the same."""
+    problem = split(job(role("a", 2), role("b", 6), items=64, slots=32), b=8)
+    found = candidate(alone("a", 16), alone("b", 8))
+    assert alike(problem, found, at_least=2, at_most=8) == 8
+    assert alike(split(problem, b=12), found, at_least=2, at_most=8) == 4
+    assert simulate(problem, found, classes=8).period_ms == period(problem, found) == 8 + 6
+
+
 def test_a_gang_that_trains_at_once_has_no_use_for_small_rounds():
     """Units come at 2, 4, 6, 8; each takes 3: behind the last one 4 x 3, or from the first one on."""
     for at_once, expected in ((True, 8 + 12), (False, 2 + 12)):
@@ -348,9 +409,10 @@ def test_no_bound_is_above_what_the_simulator_says(seed):
         assert Bounds(problem).period_ms(scored.candidate) <= scored.prediction.period_ms
 
 
-def test_no_bound_of_two_cycles_is_above_what_the_simulator_says():
+@pytest.mark.parametrize("kind", [problems.two_cycles, problems.groups])
+def test_no_bound_of_other_shapes_is_above_what_the_simulator_says(kind):
     for seed in range(60):
-        problem, rng = problems.two_cycles(seed), random.Random(seed)
+        problem, rng = kind(seed), random.Random(seed)
         for _ in range(3):
             drawn = table.draw(problem, rng)
             if drawn is not None:
