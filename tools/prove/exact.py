@@ -6,6 +6,7 @@ python -m tools.prove exact [--slots 3] [--count 20] [--kind KIND]
     like-ppo    a cycle whose asker feeds the next role, as in flow ppo
     two-cycles  what leaves one cycle goes round another
     groups      units that are split and put together between roles
+    tokens      units that are long for all roles, by their tokens
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ KINDS: Final[dict[str, Kind]] = {
     "like-ppo": asking,
     "two-cycles": problems.two_cycles,
     "groups": problems.groups,
+    "tokens": problems.tokens,
 }
 
 

@@ -183,6 +183,15 @@ def groups(seed: int, *, slots: int = 3) -> PlanProblem:
     return replace(problem, roles=roles, items=counts[last])
 
 
+def tokens(seed: int, *, slots: int = 3) -> PlanProblem:
+    """The same problems as `tiny` with units that are long for one role and so for all, other ones in every second
+    step: as where work goes by a unit's tokens."""
+    rng, problem = random.Random(f"tokens {slots} {seed}"), tiny(seed, slots=slots)
+    steps = tuple(tuple(rng.choice([0.25, 0.5, 1.0, 3.0]) for _ in range(problem.items)) for _ in range(2))
+    roles = tuple(replace(role, sizes=steps[0], later_sizes=steps[1:], tokens=512.0) for role in problem.roles)
+    return replace(problem, roles=roles)
+
+
 def two_cycles(seed: int, *, slots: int = 3) -> PlanProblem:
     """Four roles, each worker of one slot: what leaves the first cycle, at either end, goes round the second, whose
     back ends the step."""

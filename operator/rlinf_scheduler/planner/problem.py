@@ -91,6 +91,8 @@ class RoleCosts:
     """Units of a step that it works on; 0: as many as the problem says. Between roles of different numbers units are
     split, or put together, evenly and in the order of their keys: of 8 and 64 each makes 8, of 64 and 8 each 8 make
     one, which is there when the last of them is."""
+    tokens: float = 0.0
+    """Of a mean unit, where its time goes by them and `sizes` are theirs: for who reads it."""
     sizes: tuple[float, ...] = (1.0,)
     """Of the units of a step, relative to the mean, in the order of their keys; repeated where there are more units."""
     later_sizes: tuple[tuple[float, ...], ...] = ()

@@ -6,7 +6,8 @@ memory there are. Pure. For: decide.py, and what-if over a profile that lies in 
 How a number came about stands on it:
 
     measured   the mean of what was seen: a load, a publish, a unit where all batches had one size
-    fitted     a line through batches of several sizes: seconds = per batch + per unit x units
+    fitted     a line through batches of several sizes: seconds = per batch + per unit x units; or over their tokens,
+               where these say more of a span's time than its units do
     assumed    nobody has seen it: a load of a role that never took turns (its bytes at MOVE_BYTES_PER_S), another world
                size's share of an exchange, a pool's speed where no role ran in two
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist, fmean, median
 from typing import Final
 
@@ -63,6 +64,13 @@ UNEVEN: Final = 0.30
 busy machine a unit of some milliseconds has 0.2 of that. Long tails of text have 0.6 to 1.5."""
 DRAWN_STEPS: Final = 4
 """Of units of many sizes: a step's longest unit is not another's, and a plan is judged by the mean."""
+FEWEST_UNITS: Final = 0.5
+"""Units of a step on a channel: below it most steps have none, and no step is like the mean."""
+OTHER: Final = 1.5
+"""Times as many units, or as few, as its channel carries, that a role says it works on, for them to be others than
+the channel's; nearer, some were lost or made again."""
+ROUNDED: Final = 1e-9
+"""Share of a mean below which a variance is what rounding leaves."""
 FEW: Final = 8  # measurements whose spread says nothing yet
 APART: Final = 1.3
 """Sizes of batches that far apart make a line; nearer ones would make its slope of noise."""
@@ -162,6 +170,8 @@ def fit(
             trains=name == trains,
             bytes=graph.weights_bytes,
             at_once=name == trains and _trains_at_once(job, specs[name], newest, plan=plan, graph=graph),
+            graph=graph,
+            steps=newest.steps,
         )
         for name in specs
     }
@@ -177,7 +187,7 @@ def fit(
             )
             for pool in job.pools
         ),
-        items=graph.items,
+        items=works[graph.last].units,
         weights=_weights(graph, by_role),
         cycles=tuple(_cycle(graph, cycle, works, newest, specs, plan) for cycle in graph.cycles),
         staleness=job.flow.max_staleness,
@@ -247,7 +257,10 @@ class _Graph:
     weights_channel: str
     weights_bytes: float
     cycles: tuple[_Asked, ...]
-    items: int
+    units: Mapping[str, int]
+    """Of a step, that the channel of a role carries whose micro-batches it takes."""
+    made: Mapping[str, int]
+    """The most that any channel carries from a role."""
     last: str
 
     @classmethod
@@ -262,17 +275,12 @@ class _Graph:
         if len(last) != 1:
             said = ", ".join(last) or "none"
             return Unfit((f"the steps of this flow end with {said}, and exactly one role is wanted that feeds nobody",))
-        into = [c for c in between if c.consumer == last[0]]
-        items = round(max(c.units.value for c in into))
-        if items < 1:
-            return Unfit((f"no unit went to role {last[0]!r} in steps {profile.first_step} to {profile.last_step}",))
-        uneven = [c for c in between if not 0.5 <= c.units.value / items <= 2.0]
-        if uneven:
+        if rare := [c for c in between if c.units.value < FEWEST_UNITS]:
             return Unfit(
                 tuple(
-                    f"channel {c.name!r} carries {c.units.value:.4g} units a step and {items} end it: units that are "
-                    "split or put together between roles are not planned yet"
-                    for c in uneven
+                    f"channel {c.name!r} carried {c.units.value:.4g} units a step in steps {profile.first_step} to "
+                    f"{profile.last_step}: what does not go in each step is not planned"
+                    for c in rare
                 )
             )
         fed = {*tickets, *(c.consumer for c in between)}
@@ -281,6 +289,9 @@ class _Graph:
         ]
         if reasons := tuple(_not_planned(cycles, feeders)):
             return Unfit(reasons)
+        sources = [c for c in queues if not c.producer and c.consumer]
+        units = {c.consumer: max(1, round(c.units.value)) for c in (*sources, *reversed(between))}
+        units |= {cycle.back: units[cycle.front] for cycle in cycles if cycle.front in units}
         return cls(
             queues=tuple((c.name, c.producer, c.consumer) for c in between),
             tickets=tickets,
@@ -288,17 +299,24 @@ class _Graph:
             weights_channel=weights.name if weights else "",
             weights_bytes=weights.bytes.value / max(1.0, weights.units.value) if weights else 0.0,
             cycles=tuple(cycles),
-            items=items,
+            units=units,
+            made={
+                c.producer: max(1, round(max(o.units.value for o in between if o.producer == c.producer)))
+                for c in between
+            },
             last=last[0],
         )
+
+    @property
+    def in_cycles(self) -> frozenset[str]:
+        return frozenset(name for cycle in self.cycles for name in (cycle.front, cycle.back))
 
     @property
     def takes_from(self) -> dict[str, str]:
         """Role to the channel whose micro-batches it works on: of several the first. None of a cycle's roles."""
         found = {consumer: name for name, _, consumer in reversed(self.queues)}
         found |= {role: name for role, name in self.tickets.items() if role not in found}
-        of_cycles = {name for cycle in self.cycles for name in (cycle.front, cycle.back)}
-        return {role: name for role, name in found.items() if role not in of_cycles}
+        return {role: name for role, name in found.items() if role not in self.in_cycles}
 
 
 # --- what work costs --------------------------------------------------------------------------------------------------
@@ -307,8 +325,11 @@ class _Work:
     """A role's costs on a worker of a pool of speed 1."""
 
     line: Line
-    spread_s: float  # of a unit
-    sizes: tuple[float, ...]
+    variation: float
+    """Standard deviation of a unit's time over its mean."""
+    units: int  # of a step
+    tokens: float
+    """Of a mean unit, where its time goes by them; 0: by units."""
     lanes: int  # 0: one batch after the other
     gang: bool
     at_once: bool  # of a gang: it trains when all units of the step are there
@@ -330,13 +351,21 @@ class _Work:
         trains: bool,
         bytes: float,
         at_once: bool,
+        graph: _Graph,
+        steps: int,
     ) -> _Work:
         """`found`: of each profile, the role's workers by pool; `seen`: all of them, those included in which it warmed
-        up. `bytes`: of the weights, 0 where nobody gets any."""
+        up. `bytes`: of the weights, 0 where nobody gets any. `steps`: of the last profile."""
         lanes = _lanes(role, found[-1])
         gang = declared.is_gang(role, trains=trains)
         line = _line(found, speeds, lanes=lanes)
         variation = _variation(_seen(found[-1], speeds), line, lanes=lanes)
+        tokens = 0.0
+        if by_tokens := _by_tokens(found, speeds, lanes=lanes):
+            line, variation, tokens = by_tokens
+        own = math.fsum(b.units * b.seconds.count for b in _batches(found[-1])) / steps
+        units, times = _units(role.name, graph, own, lanes=lanes)
+        line, variation = replace(line, per_unit=line.per_unit * times), variation / math.sqrt(times)
         memory = _memory(role, found)
         said = []
         load, offload = (_move(seen, what, speeds) for what in ("load", "offload"))
@@ -350,8 +379,9 @@ class _Work:
             line, sync = _exchanges(found[-1], line, speeds, bytes=bytes)
         return cls(
             line=line,
-            spread_s=variation * line.per_unit,
-            sizes=_sizes(variation),
+            variation=variation,
+            units=units,
+            tokens=tokens * times,
             lanes=lanes,
             gang=gang,
             at_once=gang and at_once,
@@ -405,6 +435,117 @@ def _line(found: Sequence[Sequence[RoleProfile]], speeds: Mapping[str, float], *
     count = sum(s.count for s in once)
     per_step = math.fsum(s.seconds * s.count for s in once) / count if count else 0.0
     return Line(per_step, line.seconds(1.0) / lanes, line.is_fitted)
+
+
+def _units(name: str, graph: _Graph, own: float, *, lanes: int) -> tuple[int, float]:
+    """What a role works on, of a step, and how many of the units that it says it does one of these is. They are those
+    of its channel; an engine's that makes several of each are what it makes, as each takes a lane. `own`: the units
+    that it says, of a step."""
+    units = graph.units.get(name, 1)
+    if name in graph.in_cycles or not own:
+        return units, 1.0
+    made = graph.made.get(name, units)
+    if lanes and abs(math.log(own / made)) < abs(math.log(own / units)):
+        units = made
+    times = own / units
+    return units, times if max(times, 1 / times) >= OTHER else 1.0
+
+
+def _by_tokens(
+    found: Sequence[Sequence[RoleProfile]], speeds: Mapping[str, float], *, lanes: int
+) -> tuple[Line, float, float] | None:
+    """The line over tokens, as one over the units that they come in: its shape by all that was seen, its height by what
+    was seen last, with the variation of a unit and its tokens. None: not all spans had any, or they say less of a
+    span's time than its units do."""
+    ever = [_Moments.of(b, speeds[p.pool]) for parts in found for p in parts for b in _batches([p])]
+    last = [_Moments.of(b, speeds[p.pool]) for p in found[-1] for b in _batches([p])]
+    if not last or not all(m.tokens for m in ever):
+        return None
+    whole = _Moments.mean(ever)
+    if whole.explained_by_tokens <= whole.explained_by_units or whole.deviation < (APART - 1) / 2 * whole.tokens:
+        return None
+    slope = min(max(whole.covariance / whole.deviation**2, 0.0), whole.seconds / whole.tokens)
+    alone = whole.seconds - slope * whole.tokens
+    now = _Moments.mean(last)
+    height = now.seconds / (alone + slope * now.tokens)
+    tokens, spread = now.tokens / now.units, _Moments.of_a_unit(last) / (now.tokens / now.units)
+    per_unit, per_batch = height * slope * tokens, height * alone
+    if not lanes:
+        return Line(per_batch, per_unit, is_fitted=True), spread, tokens
+    # A lane is held for all of a unit's time; what varies of it goes by its tokens.
+    once = [s for part in found[-1] for s in _seen([part], speeds) if not s.units]
+    count = sum(s.count for s in once)
+    per_step = math.fsum(s.seconds * s.count for s in once) / count if count else 0.0
+    unit = per_batch + per_unit
+    return Line(per_step, unit / lanes, is_fitted=True), spread * per_unit / unit, tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moments:
+    """Of spans of compute, in seconds of a pool of speed 1: means, and means of products."""
+
+    count: float
+    units: float
+    tokens: float
+    seconds: float
+    units_squared: float
+    tokens_squared: float
+    seconds_squared: float
+    unit_seconds: float
+    token_seconds: float
+
+    @classmethod
+    def of(cls, batch: Batch, speed: float) -> _Moments:
+        seconds, spread = batch.seconds.value * speed, batch.seconds.spread * speed
+        return cls(
+            count=batch.seconds.count,
+            units=batch.units,
+            tokens=batch.tokens,
+            seconds=seconds,
+            units_squared=batch.units**2,
+            tokens_squared=max(batch.tokens_squared, batch.tokens**2),
+            seconds_squared=seconds**2 + spread**2,
+            unit_seconds=batch.units * seconds,
+            token_seconds=batch.token_seconds * speed or batch.tokens * seconds,
+        )
+
+    @classmethod
+    def mean(cls, found: Sequence[_Moments]) -> _Moments:
+        count = math.fsum(m.count for m in found)
+        of_each = {
+            field.name: math.fsum(getattr(m, field.name) * m.count for m in found) / count for field in fields(cls)
+        }
+        return cls(**{**of_each, "count": count})
+
+    @staticmethod
+    def of_a_unit(found: Sequence[_Moments]) -> float:
+        """Standard deviation of one unit's tokens: those of spans of n units spread as the root of n do."""
+        count = math.fsum(m.count for m in found)
+        return math.sqrt(math.fsum(m.count * m.deviation**2 / m.units for m in found) / count)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a span's tokens."""
+        return math.sqrt(max(0.0, self.tokens_squared - self.tokens**2))
+
+    @property
+    def covariance(self) -> float:
+        return self.token_seconds - self.tokens * self.seconds
+
+    @property
+    def explained_by_tokens(self) -> float:
+        """Share of what seconds vary by."""
+        return self._explained(self.covariance, self.tokens_squared - self.tokens**2)
+
+    @property
+    def explained_by_units(self) -> float:
+        covariance = self.unit_seconds - self.units * self.seconds
+        return self._explained(covariance, self.units_squared - self.units**2)
+
+    def _explained(self, covariance: float, variance: float) -> float:
+        of_seconds = self.seconds_squared - self.seconds**2
+        enough = variance > ROUNDED * self.units and of_seconds > ROUNDED * self.seconds_squared
+        return max(0.0, covariance) ** 2 / (variance * of_seconds) if enough else 0.0
 
 
 def _lanes(role: RoleSpec, parts: Sequence[RoleProfile]) -> int:
@@ -519,15 +660,16 @@ def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]
 def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCosts:
     bounds, most, by = as_range(role.workers), MAX_SLOTS, FITTED if work.line.is_fitted else MEASURED
     if any(role.name == cycle.front for cycle in graph.cycles):
-        most = max(1, graph.items)  # of more, some would have nothing to ask for
+        most = work.units  # of more, some would have nothing to ask for
     service: Service = InBatches()
     if work.gang:
         service = InRounds(sync_ms=work.sync, at_once=work.at_once, ranks=declared.world_sizes(role))
     elif work.lanes:
         service = InLanes(lanes=work.lanes)
     memory = work.memory
-    uneven = len(work.sizes) > 1
-    sizes = resampled(work.sizes, items=graph.items, steps=DRAWN_STEPS, name=role.name) if uneven else (work.sizes,)
+    seen = _sizes(work.variation)
+    name = f"tokens of {work.units}" if work.tokens else role.name  # what is long for one role is for the others
+    sizes = resampled(seen, items=work.units, steps=DRAWN_STEPS, name=name) if len(seen) > 1 else (seen,)
     homes = [quantities.to_bytes(pool.slots.memory) for pool in job.pools if role.name in pool.roles]
     if not memory.active:  # nothing is known of it: it is taken to fill its slot, so nobody shares that with it
         memory = declared.SlotMemory(peak=min(homes, default=0), offloaded=MIB)
@@ -536,11 +678,13 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
         service=service,
         options=(
             Option(
-                per_item_ms=Cost(1e3 * work.line.per_unit, spread=1e3 * work.spread_s, by=by),
+                per_item_ms=Cost(1e3 * work.line.per_unit, spread=1e3 * work.variation * work.line.per_unit, by=by),
                 peak_mib=memory.active / MIB,
             ),
         ),
         per_batch_ms=Cost(1e3 * work.line.per_batch, by=FITTED if work.line.is_fitted else ASSUMED),
+        items=work.units,
+        tokens=work.tokens,
         sizes=sizes[0],
         later_sizes=sizes[1:],
         load_ms=work.load,
@@ -589,12 +733,12 @@ def _cycle(
     front, back = asked.front, asked.back
     parts = [part for part in newest.roles if part.name == front]
     seen = _batches(parts)
-    trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / graph.items))
+    trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / works[front].units))
     cycle = CycleEdge(front, back, trips, Cost(HOP_MS))
     is_fed = any(consumer == front for _, _, consumer in graph.queues)
     if not is_fed and (declared.gathers(specs[front]) or any(b.units > 1 for b in seen)):
         return cycle
-    share = math.ceil(graph.items / sum(part.workers for part in parts))
+    share = math.ceil(works[front].units / sum(part.workers for part in parts))
     stages = min(share, _stages(plan, newest, asked) or share)
     hop = None if is_fed else _hop(graph, asked, works, newest, trips=trips, stages=stages, waves=share / stages)
     return replace(cycle, is_single=True, hop_ms=hop or cycle.hop_ms)
@@ -649,4 +793,4 @@ def _trains_at_once(job: RLJobSpec, role: RoleSpec, newest: Profile, *, plan: RL
     channel = graph.takes_from.get(role.name, "")
     size = next((c.micro_batch for c in plan.channels if c.name == channel), 1)
     spans = math.fsum(b.seconds.count for part in newest.roles if part.name == role.name for b in _batches([part]))
-    return 2 * size * ranks <= graph.items and spans <= newest.steps * ranks
+    return 2 * size * ranks <= graph.units.get(role.name, 0) and spans <= newest.steps * ranks

@@ -1,6 +1,8 @@
 """Flows of one's own in the planner: several cycles, units that are split and put together, work that goes by tokens.
 From a driver's report to a plan that the runtime takes."""
 
+import math
+
 import pytest
 
 from rlinf_api import plan_rules
@@ -9,6 +11,7 @@ from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.search import Found, plan
+from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.fit import HOP_MS, Fit, Unfit, fit
 
 STEPS = 5
@@ -129,3 +132,110 @@ def test_cycles_that_are_not_planned_are_named(ways, said):
     found = fit(job(*NAMES), [profile(ROUNDS, [*WAYS, *ways])], plan=None)
     assert isinstance(found, Unfit)
     assert said in str(found)
+
+
+# --- units that are split and put together ----------------------------------------------------------------------------
+def chain(*, prompts=4, samples=32, groups=4):
+    return [
+        channel("prompts", "", "rollout", prompts),
+        channel("samples", "rollout", "reward", samples),
+        channel("graded", "reward", "train", groups),
+    ]
+
+
+def test_prompts_samples_and_groups_are_units_of_their_own():
+    """Four prompts of 80 ms, eight samples of each, of which a group is made again. The trainer says samples."""
+    roles = [role("rollout", (1, 80.0, 4)), role("reward", (1, 2.0, 32)), role("train", (8, 40.0, 4))]
+    spec = job("rollout", "reward", "train", slots=4)
+    problem = fitted(spec, profile(roles, chain()))
+    assert problem.units == {"rollout": 4, "reward": 32, "train": 4}
+    assert [r.options[0].per_item_ms.value for r in problem.roles] == pytest.approx([80.0, 2.0, 40.0])
+    chosen, said, again = written(spec, problem)
+    assert {n: c.micro_batch for n, c in again.choices.items()} == {n: c.micro_batch for n, c in chosen.choices.items()}
+    rooms = {c.name: c.capacity.units for c in said.channels if c.capacity}
+    assert rooms == {"prompts": 16, "samples": 128, "graded": 16}, "four steps of what each of them carries"
+    assert simulate(problem, again).period_ms == pytest.approx(1e3 * said.predicted.period_seconds)
+
+
+def test_an_engines_units_are_the_samples_that_it_makes_of_a_prompt():
+    """32 of 20 ms in 160 ms: four at once. A lane is held by a sample, and not by its prompt."""
+    engine = role("rollout", (1, 20.0, 32))
+    engine["seconds"]["compute"] = number(0.160)
+    roles = [engine, role("reward", (1, 2.0, 32)), role("train", (4, 40.0, 1))]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
+    assert problem.units == {"rollout": 32, "reward": 32, "train": 4}
+    assert problem.role("rollout").options[0].per_item_ms.value == pytest.approx(20 / 4)
+
+
+@pytest.mark.parametrize(("said", "times"), [(32, 1), (24, 1), (64, 2), (8, 0.25)])
+def test_a_role_that_goes_over_its_units_twice_takes_twice_as_long_for_each(said, times):
+    """Spans of one unit of its own, 3 ms each; the channel carries 32. A few that are lost change nothing."""
+    roles = [role("rollout", (1, 80.0, 4)), role("reward", (1, 3.0, said)), role("train", (4, 40.0, 1))]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
+    assert problem.units["reward"] == 32
+    assert problem.role("reward").options[0].per_item_ms.value == pytest.approx(3 * times)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+def by_tokens(units, tokens, deviation, *, alone_ms, each_ms, noise_ms=0.0):
+    """Spans on 32 units a step whose time goes by their tokens, as a worker sums them up."""
+    squared = tokens**2 + deviation**2
+    ms, spread = alone_ms + each_ms * tokens, math.hypot(each_ms * deviation, noise_ms)
+    more = {
+        "tokens": tokens, "tokensSquared": squared, "tokenSeconds": 1e-3 * (alone_ms * tokens + each_ms * squared),
+        "seconds": {"value": 1e-3 * ms, "spread": 1e-3 * spread, "count": 32 // units * STEPS},
+    }  # fmt: skip
+    return units, ms, 32 // units, more
+
+
+def trained(*spans):
+    roles = [role("rollout", (1, 80.0, 32)), role("reward", (1, 2.0, 32)), role("train", *spans)]
+    return profile(roles, chain(prompts=32, groups=32))
+
+
+def test_what_a_batch_and_a_token_cost_is_seen_with_batches_of_one_size():
+    """8 units of 512 tokens, which differ by 362 each: 10 ms a batch, 10 us a token."""
+    spec = job("rollout", "reward", "train")
+    report = trained(by_tokens(8, 4096, 1024, alone_ms=10, each_ms=0.01, noise_ms=2))
+    found = fit(spec, [report], plan=None)
+    assert isinstance(found, Fit)
+    train = found.problem.role("train")
+    assert train.per_batch_ms.value == pytest.approx(10)
+    assert [train.options[0].per_item_ms.value, train.tokens] == pytest.approx([5.12, 512])
+    assert "graded" not in found.one_size, "no smaller batches are tried to learn it"
+    sizes = [s for step in train.all_sizes for s in step]
+    assert max(sizes) > 2.5
+    assert sum(sizes) / len(sizes) == pytest.approx(1)
+    shorter = trained(by_tokens(8, 2048, 512, alone_ms=10, each_ms=0.01, noise_ms=2))
+    later = fit(spec, [report, shorter], plan=None)
+    assert isinstance(later, Fit)
+    assert later.problem.role("train").options[0].per_item_ms.value == pytest.approx(2.56, rel=1e-3)
+
+
+def test_a_long_unit_is_long_for_all_roles_that_work_by_tokens():
+    """Lanes are held for all of a unit's time, of which half is by tokens: it varies half as much."""
+    engine = role("rollout", by_tokens(1, 512, 512, alone_ms=10.24, each_ms=0.02))
+    engine["seconds"]["compute"] = number(32e-3 * 20.48 / 4)
+    train = role("train", by_tokens(1, 512, 512, alone_ms=0, each_ms=0.01))
+    roles = [engine, role("reward", (1, 2.0, 32)), train]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain(prompts=32, groups=32)))
+    made, learnt = problem.role("rollout"), problem.role("train")
+    assert made.options[0].per_item_ms.value == pytest.approx(20.48 / 4)
+    for of_made, of_learnt in zip(made.all_sizes, learnt.all_sizes, strict=True):
+        order = sorted(range(32), key=of_made.__getitem__)
+        assert [of_learnt[i] for i in order] == sorted(of_learnt)
+    assert max(max(s) for s in made.all_sizes) < max(max(s) for s in learnt.all_sizes)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        by_tokens(8, 4096, 0, alone_ms=10, each_ms=0.01),
+        by_tokens(8, 4096, 1024, alone_ms=50, each_ms=0.0, noise_ms=5),
+    ],
+    ids=["all alike", "time goes by something else"],
+)
+def test_tokens_that_say_nothing_leave_time_to_units(span):
+    train = fitted(job("rollout", "reward", "train"), trained(span)).role("train")
+    assert (train.tokens, train.per_batch_ms.value) == (0.0, 0.0)
+    assert train.options[0].per_item_ms.value == pytest.approx(span[1] / 8)

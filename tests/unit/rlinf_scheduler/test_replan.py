@@ -163,7 +163,7 @@ def test_a_role_of_unknown_memory_fills_its_slot_so_that_nobody_shares_it():
     [
         (lambda p: _roles(p, batches=[Batch(size=0, seconds=Number(value=1.0))]), "has not said what it worked on"),
         (lambda p: p.model_copy(update={"channels": []}), "exactly one role is wanted that feeds nobody"),
-        (lambda p: _channels(p, "rollout-reference", 320.0), "split or put together between roles are not planned yet"),
+        (lambda p: _channels(p, "rollout-reference", 0.2), "carried 0.2 units a step in steps 3 to 3"),
     ],
 )
 def test_what_cannot_be_planned_is_a_sentence(broken, said):

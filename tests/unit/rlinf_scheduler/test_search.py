@@ -31,6 +31,7 @@ roles on all."""
 SHAPES = (
     *(("two-cycles", 2, seed) for seed in (1, 6, 8, 13)),
     *(("groups", 3, seed) for seed in (0, 5, 8, 11, 14, 19)),
+    *(("tokens", 3, seed) for seed in (0, 3, 5)),
 )
 """Those that take a moment."""
 
