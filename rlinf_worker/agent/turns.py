@@ -87,6 +87,8 @@ class _SetWorker:
 class _PodSet:
     message: agents_pb2.LeaseSet
     arbiter: Arbiter | None = None  # None: the driver's
+    free_since: float = 0.0
+    """Of the slots, by who left them last; 0: nobody has said so since the turn that is, or who had it is dead."""
 
 
 class AgentTurns:
@@ -199,7 +201,7 @@ class AgentTurns:
             self._look_what_it_keeps(member, had=before.memory_bytes if before else 0, has=said.memory_bytes)
         if member.leaving is None:
             self._note_turn(member)  # before the next one is granted
-            self._pass_on(member)
+            self._pass_on(member, free_since=said.free_since)
 
     def _note_turn(self, member: _SetWorker) -> None:
         held = member.held if member.lease_set else None
@@ -215,11 +217,12 @@ class AgentTurns:
             member.keeps_told = True
             self.notice("turns", f"worker {member.id} has left its slots and keeps {has} of {had} bytes on them")
 
-    def _pass_on(self, member: _SetWorker) -> None:
+    def _pass_on(self, member: _SetWorker, *, free_since: float = 0.0) -> None:
         lease = self._sets.get(member.lease_set)
         if lease is None or member.report is None:
             return
         if lease.arbiter is not None:
+            lease.free_since = 0.0 if member.report.standing in rule.ON_SLOTS else free_since or lease.free_since
             lease.arbiter.said(member.report)
         else:
             self._tell_held(member)
@@ -265,6 +268,7 @@ class AgentTurns:
         if lease is None:
             return
         if lease.arbiter is not None:
+            lease.free_since = 0.0
             lease.arbiter.gone(worker)
         else:
             away = Report(worker=worker, standing=Standing.AWAY)
@@ -275,7 +279,10 @@ class AgentTurns:
 
     # --- Hands of the arbiters ----------------------------------------------------------------------------------------
     def order(self, lease: LeaseSet, order: Order, *, number: int) -> None:
-        self._send(order, messages.to_worker(lease, order, number=number))
+        said = messages.to_worker(lease, order, number=number)
+        if order.kind is Kind.GRANT:
+            said.free_since = self._sets[lease.name].free_since
+        self._send(order, said)
 
     def _send(self, order: Order, said: slots_pb2.TurnOrder) -> None:
         self._number = max(self._number, said.number)

@@ -217,10 +217,11 @@ class Wish:
         self._recorder = recorder
         self._span: OpenSpan | None = None
         self.seconds = 0.0
+        self.since = 0.0
 
     def note(self, standing: Standing) -> None:
         if standing is Standing.WANTS and self._span is None:
-            self._span = self._recorder.begin("wait_turn")
+            self._span, self.since = self._recorder.begin("wait_turn"), monotonic()
         elif standing is Standing.CONTENT:
             self.end()
 
@@ -232,6 +233,38 @@ class Wish:
     def so_far(self) -> float:
         """Seconds, with those of a wish that is not granted yet."""
         return self.seconds + (self._span.lasts() if self._span is not None else 0.0)
+
+
+class Change:
+    """How long slots lie idle between two turns, moves apart: from the last work of one worker to the first of the
+    next, or from when that could have worked. Of sets inside a pod, whose processes have one clock."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._paused_at = self._rested_at = self._granted_of = 0.0
+        self.free_since = 0.0
+        """As it left the slots: what its offload took is none of the change."""
+
+    def paused(self) -> None:
+        """The role waits, perhaps for nothing more of this turn."""
+        self._paused_at = monotonic()
+
+    def rested(self, *, paused: bool = False) -> None:
+        """It works no more in this turn: from now on, or from its last pause on."""
+        self._rested_at = (self._paused_at if paused else 0.0) or monotonic()
+
+    def left(self, *, moved_s: float) -> None:
+        self.free_since = (self._rested_at or monotonic() - moved_s) + moved_s
+        self._rested_at = self._paused_at = 0.0
+
+    def granted(self, free_since: float) -> None:
+        self._granted_of = free_since
+
+    def begins(self, *, wanted_since: float, load_s: float) -> None:
+        if self._granted_of:
+            begun = max(self._granted_of, wanted_since)
+            self._recorder.sums.moved("turn", max(0.0, monotonic() - load_s - begun), 0)
+            self._granted_of = 0.0
 
 
 class Turns:
@@ -286,7 +319,7 @@ class Turns:
         self._leaving = False  # frozen, and offloads without being asked
         self._seen = 0
         self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
-        self._speech, self._wish = Speech(self.look), Wish(recorder)
+        self._speech, self._wish, self._change = Speech(self.look), Wish(recorder), Change(recorder)
         self._idle = ShortTimer(self._freeze_if_idle)
         recorder.on_end = self._something_ended
         self.switches = 0
@@ -312,6 +345,7 @@ class Turns:
             self._inside = self._entering = False
             self._wish.end()
             if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
+                self._change.rested()
                 await self._go_off(self._seen)
 
     async def safe_point(self) -> None:
@@ -358,6 +392,7 @@ class Turns:
 
     def waiting(self) -> None:
         """A wait has begun: perhaps nothing is left to do."""
+        self._change.paused()
         if self.lease_set and self._inside and self._told is not None and not self._idle.pending:
             self._idle.start(self._settings.turn_idle_s)
 
@@ -375,11 +410,13 @@ class Turns:
 
     def _something_ended(self) -> None:
         """A span. One task may have worked while another waited."""
+        self._change.paused()
         if self._told is not None and self._waits.gated and not self._is_at_work():
             self.waiting()
 
     def _freeze(self, standing: Standing) -> None:
         self._frozen = standing
+        self._change.rested(paused=standing is Standing.IDLE)
         if self._leave_asked:
             number, self._leave_asked = self._leave_asked, 0
             self.residence.begin(self._go_off(number))
@@ -417,6 +454,7 @@ class Turns:
                 items=self._progress().items,
                 memory_bytes=self.residence.memory_bytes,
                 stays=self._stayed,
+                free_since=0.0 if self._granted else self._change.free_since,
             )
         )
 
@@ -463,6 +501,7 @@ class Turns:
                 self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
                 self._granted, self._stayed = True, False
                 self._frozen = None
+                self._change.granted(order.free_since)
                 self.term.begin(until_units=order.until_units)
                 self.switches += 1
                 if self.residence.is_loaded and not self.residence.is_moving:
@@ -498,11 +537,13 @@ class Turns:
 
     # --- on and off the slots -----------------------------------------------------------------------------------------
     async def _come_on(self) -> None:
+        begun = monotonic()
         await self.residence.load()
-        self._begin_work()
+        self._begin_work(load_s=monotonic() - begun)
 
-    def _begin_work(self) -> None:
+    def _begin_work(self, *, load_s: float = 0.0) -> None:
         self._on = True
+        self._change.begins(wanted_since=self._wish.since, load_s=load_s)
         self._wish.end()
         self._notify()
         self.look()
@@ -529,7 +570,9 @@ class Turns:
 
     async def _go_off(self, number: int) -> None:
         self._stayed = self._stays()  # before the move: another plan may come meanwhile
+        begun = monotonic()
         await self.residence.offload(stays=self._stayed)
+        self._change.left(moved_s=monotonic() - begun)
         self._speech.wake()
         self._on = self._granted = self._leaving = False
         self._told = None

@@ -58,7 +58,7 @@ HOP_MS: Final = 1.0
 SATURATED: Final = 0.8
 """Of a trip's time, that an end of a cycle may be at work before what is left of the trip is taken for a queue."""
 TURN_MS: Final = 2.0
-"""docs/turns.md: a change of turn in one pod, without loads."""
+"""docs/turns.md: a change of turn in one pod, without loads, where none was seen."""
 UNEVEN: Final = 0.30
 """Spread of a unit's time over its mean from which on units count as of different sizes; below it is jitter, and on a
 busy machine a unit of some milliseconds has 0.2 of that. Long tails of text have 0.6 to 1.5."""
@@ -192,7 +192,7 @@ def fit(
         cycles=tuple(_cycle(graph, cycle, works, newest, specs, plan) for cycle in graph.cycles),
         staleness=job.flow.max_staleness,
         hand_over_ms=Cost(HAND_OVER_MS),
-        turn_ms=Cost(TURN_MS),
+        turn_ms=_turn(profiles),
         mode=job.placement.mode,
         objective=job.objective,
         min_gain_per_slot=job.min_gain_per_slot,
@@ -622,6 +622,12 @@ def _move(parts: Iterable[RoleProfile], what: str, speeds: Mapping[str, float]) 
     count = sum(number.count for number, _ in found)
     mean = math.fsum(number.value * speed * number.count for number, speed in found) / count
     return Cost(1e3 * mean, spread=1e3 * max(number.spread for number, _ in found), by=MEASURED)
+
+
+def _turn(profiles: Sequence[Profile]) -> Cost:
+    """A change of turn, moves apart, as it was seen last."""
+    each = (_move(profile.roles, "turn", defaultdict(lambda: 1.0)) for profile in reversed(warmed_up(profiles)))
+    return next((cost for cost in each if cost is not None), Cost(TURN_MS))
 
 
 def _memory(role: RoleSpec, found: Sequence[Sequence[RoleProfile]]) -> declared.SlotMemory:

@@ -8,7 +8,7 @@ import pytest
 from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
 from rlinf_api.plan import PlanReason
-from rlinf_api.profile import Batch, Number
+from rlinf_api.profile import Batch, Move, Number
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
@@ -139,6 +139,33 @@ def test_what_nobody_has_seen_of_moves_is_assumed_by_bytes_and_said():
     assert load.by is Provenance.ASSUMED
     assert load.value == pytest.approx(1e3 * (13483 - 200) / 8192)
     assert found.assumed == ("the load of rollout", "the load of reference", "the load of train")
+
+
+def test_a_change_of_turn_is_as_it_was_seen_last_and_assumed_where_nobody_saw_one():
+    job = world("drawn-00")
+    job.run(3)
+
+    def seen(profile, *numbers):
+        """Of the first roles, each with one."""
+        turns = [Move(what="turn", seconds=Number(value=v, spread=1e-4, count=n)) for v, n in numbers]
+        roles = [
+            role.model_copy(update={"moves": [*role.moves, *turns[index : index + 1]]})
+            for index, role in enumerate(profile.roles)
+        ]
+        return profile.model_copy(update={"roles": roles})
+
+    def found(profiles):
+        made = fit(job.job, profiles, plan=job.plans[-1])
+        assert isinstance(made, Fit)
+        return made.problem.turn_ms
+
+    nobody = found(job.profiles)
+    assert (nobody.value, nobody.by) == (2.0, Provenance.ASSUMED)
+    before, last = job.profiles[-2:]
+    measured = found([before, seen(last, (0.004, 30), (0.007, 10))])
+    assert (measured.value, measured.by) == (pytest.approx(4.75), Provenance.MEASURED), "30 x 4 ms and 10 x 7 ms"
+    assert found([seen(before, (0.009, 5)), seen(last, (0.004, 30))]).value == pytest.approx(4.0), "the newest"
+    assert found([before, seen(last, (0.009, 5)), last]).value == pytest.approx(9.0), "or the newest that has some"
 
 
 def test_a_role_of_unknown_memory_fills_its_slot_so_that_nobody_shares_it():

@@ -131,6 +131,40 @@ async def test_they_take_turns_together_who_are_in_one_set(pod):
     assert not pod.turns.together("env/0", "actor/0"), "in no set is not in the same"
 
 
+def granted_of(pod):
+    """`free_since` of the grants since the last call, by worker."""
+    found, pod.orders = pod.orders, []
+    return {w: o.turn.free_since for w, o in found if o.WhichOneof("kind") == "turn" and o.turn.kind == "grant"}
+
+
+async def test_who_is_granted_a_turn_hears_since_when_the_slots_are_free(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "wants")
+    assert granted_of(pod) == {"env/0": 0.0}, "nobody has left them"
+    pod.say("env/0", "holds", seen=1)
+    pod.say("actor/0", "wants", seen=0)
+    pod.say("env/0", "leaves", seen=2)
+    pod.say("env/0", "content", seen=2, free_since=50.5)
+    assert granted_of(pod) == {"actor/0": 50.5}
+    pod.say("actor/0", "holds", seen=3)
+    pod.say("env/0", "wants", seen=2, free_since=50.5)
+    pod.say("actor/0", "leaves", seen=4)
+    pod.say("actor/0", "content", seen=4, free_since=60.25)
+    assert granted_of(pod) == {"env/0": 60.25}
+
+
+async def test_of_slots_whose_holder_died_nobody_knows_since_when_they_are_free(pod):
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "wants")
+    pod.say("env/0", "holds")
+    pod.say("actor/0", "wants", seen=0, free_since=7.0)
+    granted_of(pod)
+    pod.turns.gone("env/0", 1)
+    assert granted_of(pod) == {"actor/0": 0.0}
+
+
 async def test_turns_of_sets_that_are_no_more_stay_counted(pod):
     pod.adopt(lease_set("all", "env/0"))
     pod.join("env/0")

@@ -245,6 +245,92 @@ async def test_looks_at_memory_take_a_hundredth_of_the_time(bench, monkeypatch, 
     assert residence.memory().offloaded == 10, "what it says of itself is asked each time"
 
 
+class Clock:
+    """The machine's monotonic one, as both workers of a pod read it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(turns_worker, "monotonic", lambda: self.now)
+
+    def slow(self, bench: Bench, **seconds: float) -> None:
+        """Its moves take so long."""
+        for what, took in seconds.items():
+            move = getattr(bench.role, what)
+
+            async def moved(move=move, took=took) -> None:
+                self.now += took
+                await move()
+
+            setattr(bench.role, what, moved)
+
+
+def turn_moves(bench: Bench) -> list[Any]:
+    found = bench.recorder.sums.take(9, 9).moves.get("turn")
+    return [] if found is None else [pytest.approx(found.seconds), found.count]
+
+
+async def test_slots_are_free_from_the_last_work_on_but_for_the_offload(bench, monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.slow(bench, offload=0.5)
+    task, _ = await working(bench)
+    assert bench.said[-1].free_since == 0.0
+    await asyncio.sleep(0.01)  # the role waits for an item
+    clock.now += 10.0
+    with bench.recorder_span():
+        bench.turns.waiting()
+        clock.now += 1.0  # one task waits, another works
+    clock.now += 2.0  # nothing is left to do, and nobody has told it that somebody waits
+    bench.order("yield")
+    await bench.until("idle")
+    clock.now += 4.0  # the word that it is idle, and the word to leave
+    bench.order("offload")
+    gone = await bench.until("content")
+    assert gone.free_since == pytest.approx(100.0 + 10.0 + 1.0 + 0.5)
+    bench.put("a")
+    assert (await bench.until("wants")).free_since == gone.free_since, "as long as it is off them"
+    assert turn_moves(bench) == [], "nobody knows who had the slots before its first turn"
+    await end(task)
+
+
+async def test_a_turn_that_is_due_ends_at_its_safe_point(bench, monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.slow(bench, offload=0.25)
+    task, did = await working(bench, units=1)
+    bench.order("finish")
+    clock.now += 7.0
+    bench.put("a")
+    gone = await bench.until("content")
+    assert did == ["a"]
+    assert gone.free_since == pytest.approx(107.25)
+    await end(task)
+
+
+@pytest.mark.parametrize(
+    ("wanted_at", "change_s"), [(100.0, 3.0), (104.0, 2.0), (0.0, None)], ids=["before", "later", "unknown"]
+)
+async def test_a_change_of_turn_is_what_lies_between_two_works_without_the_load(
+    bench, monkeypatch, wanted_at, change_s
+):
+    """Slots were free at 103; it works at 106 + 5 of load, and could not have before it wanted to."""
+    clock = Clock(monkeypatch)
+    clock.slow(bench, load=5.0)
+    task, did = await working(bench)
+    bench.order("yield")
+    await bench.until("idle")
+    bench.order("offload")
+    await bench.until("content")
+    clock.now = wanted_at or 100.0
+    bench.put("a")
+    await bench.until("wants")
+    clock.now = 106.0
+    bench.order("grant", free_since=103.0 if change_s is not None else 0.0)
+    async with asyncio.timeout(5):
+        while did != ["a"]:
+            await asyncio.sleep(0)
+    assert turn_moves(bench) == ([] if change_s is None else [pytest.approx(change_s), 1])
+    await end(task)
+
+
 async def test_of_memory_that_nobody_can_measure_nothing_is_said(bench):
     bench.in_use[False] = None
     task, _ = await working(bench)

@@ -281,6 +281,7 @@ class TurnReport(_message.Message):
     ITEMS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     STAYS_FIELD_NUMBER: _builtins.int
+    FREE_SINCE_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
     standing: _builtins.str
     """rlinf_worker.turns.Standing"""
@@ -293,6 +294,8 @@ class TurnReport(_message.Message):
     """on its slots, measured; 0: not known"""
     stays: _builtins.bool
     """it has left the slots to others, and keeps its memory there as the plan says"""
+    free_since: _builtins.float
+    """off the slots: since when they could be another's, by the machine's monotonic clock; 0: unknown"""
     def __init__(
         self,
         *,
@@ -303,10 +306,11 @@ class TurnReport(_message.Message):
         items: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         stays: _builtins.bool = ...,
+        free_since: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing", "stays", b"stays"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_since", b"free_since", "items", b"items", "lease_set", b"lease_set", "memory_bytes", b"memory_bytes", "ripe", b"ripe", "seen", b"seen", "standing", b"standing", "stays", b"stays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,6 +420,7 @@ class TurnOrder(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     YIELDING_FIELD_NUMBER: _builtins.int
     UNTIL_UNITS_FIELD_NUMBER: _builtins.int
+    FREE_SINCE_FIELD_NUMBER: _builtins.int
     lease_set: _builtins.str
     number: _builtins.int
     """grows with every order to this worker"""
@@ -425,6 +430,8 @@ class TurnOrder(_message.Message):
     """somebody waits for the slots"""
     until_units: _builtins.int
     """of a grant; 0: the end of the step"""
+    free_since: _builtins.float
+    """of a grant: as in TurnReport, of whoever left last; 0: unknown"""
     def __init__(
         self,
         *,
@@ -433,10 +440,11 @@ class TurnOrder(_message.Message):
         kind: _builtins.str = ...,
         yielding: _builtins.bool = ...,
         until_units: _builtins.int = ...,
+        free_since: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lease_set", b"lease_set", "number", b"number", "until_units", b"until_units", "yielding", b"yielding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_since", b"free_since", "kind", b"kind", "lease_set", b"lease_set", "number", b"number", "until_units", b"until_units", "yielding", b"yielding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
