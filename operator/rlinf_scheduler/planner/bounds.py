@@ -49,11 +49,19 @@ class Bounds:
     def _works(self) -> dict[tuple[str, tuple[int, ...], float], float]:
         return {}
 
+    @cached_property
+    def _turn_times(self) -> dict[tuple[object, ...], float]:
+        return {}
+
     def trips(self, name: str) -> int:
         return self._trips.get(name, 1)
 
     def total(self, name: str) -> float:
         return self._totals[name]
+
+    @cached_property
+    def _is_even_speed(self) -> bool:
+        return len({pool.speed for pool in self.problem.pools}) == 1
 
     def fastest(self, name: str) -> float:
         return self._fastest[name]
@@ -105,6 +113,12 @@ class Bounds:
     ) -> float:
         """A role's share of a region that it has with others: its work, and that it leaves, where another one has to
         come, as it is nowhere else."""
+        key = (turn.role, turn.workers, len(region.turns) > 1, per_item_ms, stays, leaves)
+        if key not in self._turn_times:
+            self._turn_times[key] = self._turn_ms(region, turn, per_item_ms=per_item_ms, stays=stays, leaves=leaves)
+        return self._turn_times[key]
+
+    def _turn_ms(self, region: Region, turn: PlannedTurn, *, per_item_ms: float, stays: bool, leaves: bool) -> float:
         role, problem = self.problem.role(turn.role), self.problem
         found = self.work_ms(role, turn.workers, per_item_ms=per_item_ms)
         if leaves and len(region.turns) > 1:
@@ -126,7 +140,9 @@ class Bounds:
         for name, places in spread.items():
             choice, role = candidate.choices[name], problem.role(name)
             per_item = role.options[choice.option].per_item_ms.value
-            total = [sum(turn.workers[i] for _, turn in places) for i in range(len(problem.pools))]
+            total = places[0][1].workers
+            if len(places) > 1:
+                total = tuple(map(sum, zip(*(turn.workers for _, turn in places), strict=True)))
             works[name] = self.work_ms(role, total, per_item_ms=per_item)
             if len(places) == 1:
                 at, turn = places[0]
@@ -135,14 +151,13 @@ class Bounds:
                 alone[at] = alone.get(at, 0.0) + ms
         period = max([*alone.values(), *works.values()], default=0.0)
         for name, places in spread.items():
-            if len(places) > 1:  # what it has there, it has beside the others' time
+            if len(places) > 1 and self._is_even_speed:  # what it has there, it has beside the others' time
                 counts = [sum(turn.workers) for _, turn in places]
                 held = sum(alone.get(at, 0.0) * n for (at, _), n in zip(places, counts, strict=True))
-                if len({p.speed for p in problem.pools}) == 1:
-                    role = problem.role(name)
-                    share = role.options[candidate.choices[name].option].per_item_ms.value * self._totals[name]
-                    share *= self._trips.get(name, 1) * self._fastest[name]
-                    period = max(period, (held + share) / sum(counts))
+                role = problem.role(name)
+                share = role.options[candidate.choices[name].option].per_item_ms.value * self._totals[name]
+                share *= self._trips.get(name, 1) * self._fastest[name]
+                period = max(period, (held + share) / sum(counts))
         slack = OF_MEANS if problem.staleness else SLACK
         return max(period, self._latency_ms(works) / (problem.staleness + 1)) * slack
 

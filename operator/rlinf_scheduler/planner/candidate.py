@@ -89,12 +89,12 @@ def too_much(problem: PlanProblem, region: Region, choices: Mapping[str, Choice]
         for reach in sorted(set(covered.values())):
             here = [problem.role(name) for name, slots in covered.items() if slots >= reach]
             keeps = {r.name: r.resident_mib if choices[r.name].stays else r.offloaded_mib for r in here}
+            together = sum(keeps.values())
             for role in here:
                 peak = max(role.options[choices[role.name].option].peak_mib, role.resident_mib)
-                kept = tuple((name, mib) for name, mib in keeps.items() if name != role.name)
-                found = TooMuch(pool.name, pool.memory_mib, role.name, peak, kept)
-                if found.need_mib > pool.memory_mib:
-                    yield found
+                if peak + together - keeps[role.name] > pool.memory_mib:
+                    kept = tuple((name, mib) for name, mib in keeps.items() if name != role.name)
+                    yield TooMuch(pool.name, pool.memory_mib, role.name, peak, kept)
 
 
 def pods(problem: PlanProblem, candidate: Candidate) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 search, which decides nothing by it. It may be off either way, and bounds.py never is.
 
 Units flow: each role has them from when its first input does to when its last one does, and works them off at the
-pace of the workers that are there by then. On shared slots a role begins when the one before it in the pipeline ends.
+pace of the workers that are there by then. On shared slots a role begins when the one before it in the pipeline ends,
+and comes and leaves once.
 The two ends of each cycle are one stretch: its trips one after the other, or the work of the busier end.
 """
 
@@ -78,23 +79,25 @@ class Estimate:
             for at, _ in places[name]:
                 free[at] = over
         ended = max((last[name] for name in problem.terminal), default=0.0)
-        again = 0.0
-        for at, region in enumerate(candidate.regions):
-            if shared[at]:  # who was first has to come back
-                back = problem.role(min(region.turns, key=lambda t: self._order.index(t.role)).role)
-                leaves = problem.role(max(region.turns, key=lambda t: self._order.index(t.role)).role)
-                load = 0.0 if candidate.choices[back.name].stays else back.load_ms.value
-                leave = 0.0 if candidate.choices[leaves.name].stays else leaves.offload_ms.value
-                again = max(again, load + leave + problem.turn_ms.value)
-        return (ended + again) / (problem.staleness + 1)
+        return ended / (problem.staleness + 1)
 
     def _first_of(self, name: str, producer: str, first: float, last: float) -> float:
         """When what the producer makes has become the first unit: of several they have to be there."""
         made, taken = self.problem.units[producer], self.problem.units[name]
         return first + max(0.0, last - first) * max(0.0, 1 / taken - 1 / made)
 
+    @cached_property
+    def _paces(self) -> dict[tuple[str, tuple[int, ...]], float]:
+        return {}
+
     def _pace(self, name: str, turn: PlannedTurn) -> float:
         """Work of a worker of speed 1 that is done in a millisecond."""
+        key = name, turn.workers
+        if key not in self._paces:
+            self._paces[key] = self._pace_of(name, turn)
+        return self._paces[key]
+
+    def _pace_of(self, name: str, turn: PlannedTurn) -> float:
         role = self.problem.role(name)
         scale = float(role.slots_per_worker**role.scaling)
         speeds = [(pool.speed * scale, n) for pool, n in zip(self.problem.pools, turn.workers, strict=True) if n]

@@ -296,11 +296,19 @@ class PlanProblem:
         """Steps behind which units have the sizes of the first one again."""
         return max((len(role.all_sizes) for role in self.roles), default=1)
 
+    @cached_property
+    def _by_name(self) -> dict[str, RoleCosts]:
+        return {role.name: role for role in self.roles}
+
+    @cached_property
+    def _inputs(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(e.producer for e in self.edges if e.consumer == name) for name in self.index}
+
     def role(self, name: str) -> RoleCosts:
-        return self.roles[self.index[name]]
+        return self._by_name[name]
 
     def inputs(self, name: str) -> tuple[str, ...]:
-        return tuple(e.producer for e in self.edges if e.consumer == name)
+        return self._inputs[name]
 
     def outputs(self, name: str) -> tuple[str, ...]:
         return tuple(e.consumer for e in self.edges if e.producer == name)

@@ -365,7 +365,11 @@ class _Search:
             regions = tuple(Region(of_region, part) for of_region, part in zip(slots, chosen, strict=True))
             regions = _capped(self.problem, regions)
             draft = Candidate(regions=regions, choices={})
-            short = [r.name for r in self.problem.roles if not r.allows(draft.workers(r.name))]
+            counts = dict.fromkeys(self.problem.index, 0)
+            for region in regions:
+                for turn in region.turns:
+                    counts[turn.role] += sum(turn.workers)
+            short = [r.name for r in self.problem.roles if not r.allows(counts[r.name])]
             self.short.update(short)
             if (
                 not short
@@ -441,6 +445,8 @@ class _Search:
 
     def _divided(self, layout: Layout, capacity: Sequence[int]) -> list[tuple[int, ...]]:
         """What is kept as it is, the rest balanced; nothing where that leaves nothing."""
+        if not self.keep:
+            return self._balanced(layout, capacity)
         kept = self._kept(layout)
         left = [n - sum(region.slots[p] for region in kept.values()) for p, n in enumerate(capacity)]
         rest = [at for at in range(len(layout)) if at not in kept]
@@ -726,7 +732,8 @@ class _Search:
 
     def _changed(self, at: Candidate, layout: Layout, slots: Sequence[Sequence[int]]) -> Iterator[Candidate]:
         if all(map(any, slots)):
-            for draft in self._drafts(layout, [tuple(s) for s in slots], most_ways=1):
+            worlds = WORLDS if self.is_thorough else 1  # else as many moves go to idle slots as to better ones
+            for draft in self._drafts(layout, [tuple(s) for s in slots], worlds=worlds, most_ways=1):
                 found = replace(draft, choices=self._as_fine(at, draft))
                 yield found if self._fits(found.regions, found.choices) else draft
 
@@ -746,12 +753,13 @@ class _Search:
         """The same slots with one number changed."""
         if not self.is_thorough:
             yield _streamed(self.problem, at)
+        in_turns = {turn.role for region in at.regions if len(region.turns) > 1 for turn in region.turns}
         for role in self.problem.roles:
             choice = at.choices[role.name]
             sizes = _ladder(self.problem, at, role, every=self.is_thorough)
             others = [replace(choice, micro_batch=size) for size in sizes]
             others += [replace(choice, option=option) for option in range(len(role.options))]
-            others += [replace(choice, stays=not choice.stays)] if role.may_stay else []
+            others += [replace(choice, stays=not choice.stays)] if role.may_stay and role.name in in_turns else []
             for other in others:
                 changed = {**at.choices, role.name: other}
                 if other != choice and self._fits(at.regions, changed):
@@ -927,7 +935,10 @@ def _fill(problem: PlanProblem, fit: Sequence[int], workers: int) -> tuple[int, 
 
 def _capped(problem: PlanProblem, regions: tuple[Region, ...]) -> tuple[Region, ...]:
     """Where a role has more workers than it may: the fewer in the regions where it has most, one in each at least."""
+    room = sum(pool.slots for pool in problem.pools)
     for role in problem.roles:
+        if role.most >= room:
+            continue
         turns = {
             (i, j): sum(turn.workers)
             for i, region in enumerate(regions)

@@ -131,10 +131,13 @@ class _Turn:
 
 
 class _Region:
-    __slots__ = ("at", "busy", "impatient", "patience", "preloaded", "ready_at", "shared", "switching", "turns")
+    __slots__ = (
+        "at", "behind", "busy", "impatient", "patience", "preloaded", "ready_at", "shared", "switching", "turns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.turns: list[_Turn] = []
+        self.behind: list[list[_Turn]] = []  # of each turn, in their order: the others
         self.shared = False
         self.at = -1
         self.busy = 0  # workers at work; all of one role
@@ -265,6 +268,7 @@ class _Run:
     def _lay_out(self, planned: Region) -> None:
         region = _Region()
         region.turns = [self._turn(turn, region) for turn in planned.turns]
+        region.behind = [[*region.turns[at + 1 :], *region.turns[:at]] for at in range(len(region.turns))]
         region.shared = len(region.turns) > 1
         region.at = -1 if region.shared else 0
         names = {turn.role.spec.name for turn in region.turns}
@@ -355,8 +359,8 @@ class _Run:
             self._open(step)
 
     def _next_commit(self, until: float) -> None:
-        events, before = self.events, len(self.commits)
-        while len(self.commits) == before:
+        events, commits, before = self.events, self.commits, len(self.commits)
+        while len(commits) == before:
             if not events:
                 raise InvariantBroken(f"the simulated job stands still after {before - 1} steps")
             self.now, _, handler, a, b, self.piece = heappop(events)
@@ -541,9 +545,10 @@ class _Run:
             return
         if region.switching:
             return
-        turn = worker.turn
-        if region.at < 0 or region.turns[region.at] is not turn:
-            self._settle(region)
+        turn, at = worker.turn, region.at
+        if at < 0 or region.turns[at] is not turn:
+            if not region.busy or region.preloaded < 0:
+                self._settle(region)
             return
         if worker.busy and not worker.role.lanes and not turn.beside:
             return
@@ -794,19 +799,21 @@ class _Run:
             return
         turns, at = region.turns, region.at
         holder = turns[at] if at >= 0 else None
-        if region.busy and (holder is None or region.preloaded >= 0 or not holder.beside):
+        if region.busy:
+            if holder is not None and region.preloaded < 0 and holder.beside:
+                self._preload(region, holder)
             return
         due = False
         # Who held last comes last, as the holder.
         if holder is not None:
             for worker in holder.workers:
                 worker_due = self._is_due(worker)
-                if worker.busy or (not worker_due and self._has_work(worker)):
+                if not worker_due and self._has_work(worker):
                     if holder.beside:
-                        self._preload(region, holder, [*turns[at + 1 :], *turns[:at]])
+                        self._preload(region, holder)
                     return
                 due = due or worker_due
-        order = turns if at < 0 else [*turns[at + 1 :], *turns[:at]]
+        order = turns if at < 0 else region.behind[at]
         rivals = [turn for turn in order if self._wants(turn)]
         for turn in rivals:
             if region.impatient or self._is_ripe(turn):
@@ -828,11 +835,13 @@ class _Run:
             self._settle(region)
             region.impatient = False
 
-    def _preload(self, region: _Region, holder: _Turn, order: list[_Turn]) -> None:
-        rival = next((turn for turn in order if self._wants(turn)), None)
-        if rival is not None and rival.role.index in holder.beside:
-            region.preloaded = rival.role.index
-            region.ready_at = self.now + rival.role.load_ms * rival.load_factor
+    def _preload(self, region: _Region, holder: _Turn) -> None:
+        for rival in region.behind[region.at]:
+            if self._wants(rival):
+                if rival.role.index in holder.beside:
+                    region.preloaded = rival.role.index
+                    region.ready_at = self.now + rival.role.load_ms * rival.load_factor
+                return
 
     def _switch(self, region: _Region, holder: _Turn | None, turn: _Turn, *, due: bool) -> None:
         region.switching, region.patience = True, region.patience + 1
