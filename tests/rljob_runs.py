@@ -10,6 +10,7 @@ Waits have a deadline and a name. Leaving the block ends what is left, by the pi
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -25,11 +26,14 @@ import psutil
 import yaml
 
 from rlinf_api import names
+from rlinf_worker.channels import lineage
 from tests.fakes.pod import alive
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "cartpole" / "rljob.yaml"
 SMALL = ("spec.flow.config.numEnvs=8", "spec.flow.config.horizon=16", "spec.flow.config.epochs=1")
+LIGHT = "spec.roles[actor].kind=tests.fakes.light_actor:Light"
+"""Of a small run of the example: what is tried is the run, and torch takes three seconds of CPU in each."""
 TIMEOUT_S = 50.0
 """Of every wait: a run takes seconds, and the machine may be busy."""
 END_S = 15.0
@@ -43,6 +47,12 @@ def manifest(path: Path, **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(job))
     return path
+
+
+def undisturbed(step: int, *, slices: int) -> tuple[int, int, str]:
+    """Step, units and digest in lineage.jsonl of a step into which every slice went once: as where nobody is killed."""
+    units = sorted(lineage.segment(index, step=step) for index in range(slices))
+    return step, slices, hashlib.sha256("\n".join(units).encode()).hexdigest()[:16]
 
 
 def rljob(*arguments: str | Path, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -62,14 +72,19 @@ class Run:
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, float] | None = None,
         small: bool = True,
+        learns: bool = False,
         is_heard: bool = True,
         cwd: Path = ROOT,
     ) -> None:
-        """`settings` are of rlinf_worker.settings, for every process of the job. Of a run that is not heard, standard
-        error is a pipe whose reader has gone."""
+        """`learns`: a small run has the actor of its manifest. `settings` are of rlinf_worker.settings, for every
+        process of the job. Of a run that is not heard, standard error is a pipe whose reader has gone."""
         self.work_dir = folder / name
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-        assignments = [part for path in (*(SMALL if small else ()), *sets) for part in ("--set", path)]
+        assignments = [
+            part
+            for path in (*(SMALL if small else ()), *((LIGHT,) if small and not learns else ()), *sets)
+            for part in ("--set", path)
+        ]
         command = ["run", str(file), "--output", "json", "--work-dir", str(self.work_dir), *assignments, *options]
         env = {**os.environ, **(environ or {})}
         if settings:

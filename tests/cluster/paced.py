@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import Manifest, cartpole
-from tests.conformance.world import ENVS_FILE, ENVS_MOUNT, MOUNT
+from tests.conformance.world import ACTOR_FILE, CODE, ENVS_FILE, ENVS_MOUNT, MOUNT
 from tools.testcluster.cluster import Cluster
 
 STEPS = 100
@@ -39,8 +39,7 @@ class Paced:
     def __enter__(self) -> Self:
         try:
             self._folder.chmod(0o755)
-            data = {ENVS_FILE.name: ENVS_FILE.read_text()}
-            envs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": data}
+            envs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": CODE}
             pods.create(self._cluster, self._namespace, envs)
             self._cluster.site_packages_volume(self._namespace, name="paced", folder=self._folder)
         except BaseException:
@@ -59,8 +58,10 @@ class Paced:
         (self._folder / "go").touch()
 
     def job(self, *, steps: int = STEPS, **spec: Any) -> Manifest:
-        """`cartpole` with this environment; it asks for little, as it does little."""
+        """`cartpole` with this environment and an actor without torch; it asks for little, as it does little."""
         manifest = cartpole(claim=self._claim, steps=steps, **spec)
+        for role in manifest["spec"]["roles"]:
+            role["kind"] = f"{ACTOR_FILE.stem}:Light" if role["name"] == "actor" else role["kind"]
         manifest["spec"]["flow"]["config"] |= SMALL | {"env": f"{ENVS_FILE.stem}:Paced-v0"}
         (pool,) = manifest["spec"]["pools"]
         pool["slots"] |= {"cpu": "100m", "memory": "600Mi"}

@@ -13,6 +13,7 @@ Slots = dict[str, object]
 THREE_SLOTS: Final[Slots] = {"perPod": 3, "cpu": "200m", "memory": "600Mi"}
 TWO_SLOTS: Final = THREE_SLOTS | {"perPod": 2}
 FOUR_SLOTS: Final = THREE_SLOTS | {"perPod": 4}
+LEARNS: Final = "fsdp"
 
 # --- transitions ------------------------------------------------------------------------------------------------------
 WAITING_FOR_PLAN: Final[tuple[Transition, ...]] = (
@@ -42,6 +43,7 @@ def job(
     *,
     steps: int = 40,
     env: str = "conformance_envs:Paced-v0",
+    actor: str = "light_actor:Light",
     config: Manifest | None = None,
     pool: Manifest | None = None,
     workers: Manifest | None = None,
@@ -50,9 +52,10 @@ def job(
 ) -> Manifest:
     """Eight steps of an environment for each of the job's, 0.4 s until a scenario says `go`; a checkpoint every two.
 
-    As many steps as leave a slow machine the time to see the first, and to say `go` then."""
+    As many steps as leave a slow machine the time to see the first, and to say `go` then. `actor`: LEARNS where more is
+    tried than what a job becomes; half of a job's CPU is the start of torch."""
     small = {"numEnvs": 2, "slices": 1, "horizon": 4, "epochs": 1, "minibatches": 1}
-    kinds = {"env": "gymnasium", "rollout": "torch", "actor": "fsdp"}
+    kinds = {"env": "gymnasium", "rollout": "torch", "actor": actor}
     counts: dict[str, Manifest] = {"workers": workers or {}, "spares": spares or {}}
     one = {"name": "cpu", "roles": list(kinds), "pods": 1, "slots": THREE_SLOTS}
     base: Manifest = {

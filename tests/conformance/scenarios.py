@@ -12,6 +12,7 @@ from tests.conformance.parts import (
     GO,
     HOLD,
     JOINED,
+    LEARNS,
     RELEASE,
     STARTED,
     STARTING,
@@ -103,7 +104,7 @@ ENDS: Final = at_step(1, GO)
 """Its first step was seen; the others need not take long."""
 
 BEGINNINGS: Final = (
-    Scenario(name="a-job-completes", jobs=(job(),), acts=(ENDS,), until=finished, expected={"a": PLAIN}),
+    Scenario(name="a-job-completes", jobs=(job(actor=LEARNS),), acts=(ENDS,), until=finished, expected={"a": PLAIN}),
     Scenario(
         name="a-job-that-writes-no-roles-completes",
         jobs=(job(roles=[], pool={"roles": []}),),
@@ -165,7 +166,7 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="a-gang-over-two-pods",
-        jobs=(job(pool={"slots": TWO_SLOTS, "pods": 2}, workers={"actor": 2}),),
+        jobs=(job(actor=LEARNS, pool={"slots": TWO_SLOTS, "pods": 2}, workers={"actor": 2}),),
         acts=(ENDS,),
         until=finished,
         expected={"a": PLAIN},
@@ -320,6 +321,7 @@ FAILURES: Final = (
         "the-actor-process-is-killed",
         kill("actor/0", held=True),
         completes(*STARTED, *RESTARTED, failure="actor 137 Killed"),
+        actor=LEARNS,
     ),
     interrupted(
         "an-environment-that-crashes-once",

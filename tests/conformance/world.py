@@ -26,6 +26,9 @@ Manifest = dict[str, Any]
 MOUNT: Final = "/shared"
 ENVS_MOUNT: Final = "/opt/conformance"
 ENVS_FILE: Final = Path(__file__).with_name("conformance_envs.py")
+ACTOR_FILE: Final = Path(__file__).parents[1] / "fakes" / "light_actor.py"
+CODE: Final = {file.name: file.read_text(encoding="utf-8") for file in (ENVS_FILE, ACTOR_FILE)}
+"""What pods import of the suite: the data of a ConfigMap."""
 CLAIM: Final = "shared"
 WAIT_S: Final = 120.0
 """Of every wait: the longest takes about 10 s on idle cores, which several worlds share, and at times other work."""
@@ -85,9 +88,8 @@ class World(ABC):
 
     async def prepare(self) -> None:
         """What the pods mount."""
-        data = {ENVS_FILE.name: ENVS_FILE.read_text()}
         await self.store.create(
-            {"kind": "ConfigMap", "metadata": {"name": "envs", "namespace": self.namespace}, "data": data}
+            {"kind": "ConfigMap", "metadata": {"name": "envs", "namespace": self.namespace}, "data": CODE}
         )
 
     # --- jobs ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_a_rank_may_be_held_up_for_longer_than_a_step_may_hang(tmp_path, kind):
     job["spec"]["checkpoint"] = {"everySteps": STEPS - 1}
     file.write_text(yaml.safe_dump(job))
     settings = {"step_deadline_min_s": LIMIT_S, "step_deadline_factor": 1.0}
-    with Run(tmp_path, f"spec.flow.steps={STEPS}", file=file, settings=settings) as run:
+    with Run(tmp_path, f"spec.flow.steps={STEPS}", file=file, settings=settings, learns=True) as run:
         assert run.end(timeout_s=150) == 0, run.said
         assert run.answer["condition"] == "Complete"
         assert [line for line in run.lines("events") if line["event"] == "worker-exited"] == []

@@ -1,6 +1,5 @@
 """A plan changed by hand on a running job, on this machine: `rljob plan` beside `rljob run`, with real processes."""
 
-import hashlib
 import socket
 import stat
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 from rlinf_api.errors import UserError
-from rlinf_worker.channels import lineage
 from rljob import plan as command
 from rljob.local.control import reached
 from tests import rljob_runs
@@ -75,16 +73,6 @@ def manifest(folder: Path) -> Path:
 SETS = (f"spec.flow.steps={STEPS}", "spec.flow.config.numEnvs=12", "spec.checkpoint.everySteps=1000")
 
 
-def undisturbed(step: int) -> tuple[int, int, str]:
-    """The line of lineage.jsonl of a step into which every slice went once, as in a run that nobody touches."""
-    units = sorted(lineage.segment(index, step=step) for index in range(SLICES))
-    return step, SLICES, hashlib.sha256("\n".join(units).encode()).hexdigest()[:16]
-
-
-def trained(run: Run) -> list[tuple[int, int, str]]:
-    return [(line["step"], line["units"], line["digest"]) for line in run.lines("lineage")]
-
-
 def pauses_of(run: Run) -> list[float]:
     return [line["pause_s"] for line in run.lines("events") if line["event"] == "plan-switched"]
 
@@ -122,7 +110,9 @@ def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_
         assert run.end(timeout_s=200) == 0, run.said
         assert run.answer["condition"] == "Complete"
         assert run.answer["plan"] == "cartpole-p8"
-        assert trained(run) == [undisturbed(step) for step in range(1, STEPS + 1)], "each step once, each unit once"
+        trained = [(line["step"], line["units"], line["digest"]) for line in run.lines("lineage")]
+        wanted = [rljob_runs.undisturbed(step, slices=SLICES) for step in range(1, STEPS + 1)]
+        assert trained == wanted, "each step once, each unit once"
         pauses = pauses_of(run)
         assert len(pauses) == len(CHANGES)
         assert all(0 < pause < bars.by_load(4.5) for pause in pauses), "a worker that does not answer costs 5 s"
@@ -130,54 +120,56 @@ def test_a_job_whose_plan_changes_again_and_again_trains_on_every_unit_once(tmp_
         assert run.left() == []
 
 
-def test_an_older_plan_pinned_again_is_worked_under_at_once(tmp_path):
-    with Run(tmp_path, *SETS, "spec.flow.steps=100000", file=manifest(tmp_path)) as run:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """A job at work under its first plan, of which two tests ask something; either leaves it so."""
+    folder = tmp_path_factory.mktemp("running")
+    with Run(folder, *SETS, "spec.flow.steps=100000", file=manifest(folder)) as run:
         run.until_step(1)
-        put(run, tmp_path, "a third worker")
-        is_in_force, says = command.pin(run.work_dir, "cartpole-p1", timeout_s=60)
-        assert is_in_force, says
-        run.until_step(len(run.lines("lineage")) + 5)
-        pauses = run.until(lambda: len(pauses_of(run)) == 2 and pauses_of(run), what="the pauses of both switches")
-        assert all(0 < pause < bars.by_load(4.5) for pause in pauses), "a worker that does not answer costs 5 s"
-        run.interrupt()
-        run.interrupt()
+        yield run
 
 
-@pytest.mark.slow("each of many plans is offered to a running job")
-def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(tmp_path):
-    with Run(tmp_path, *SETS, "spec.flow.steps=100000", file=manifest(tmp_path)) as run:
-        run.until_step(1)
-        mode = (run.work_dir / "control.sock").stat().st_mode
-        assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
-        file = tmp_path / "plan.yaml"
-        for value, says in (
-            ({**plan(), "pools": [{"name": "sim", "pods": 9}, {"name": "train", "pods": 1}]}, "allows 2"),
-            ({**plan(), "channels": [{"name": "trajectorys"}]}, "the flow has no channel trajectorys"),
-            ({**plan(), "channels": 2 * [{"name": "segments"}]}, "channels: got 'segments' twice"),
-            ({**plan(), "job": {"name": "cartpole", "uid": "another"}}, "the plan is of another job"),
-            ({**plan(), "chanels": []}, "spec.chanels: is not a field; did you mean 'channels'?"),
-        ):
-            file.write_text(yaml.safe_dump(value))
-            done = rljob("plan", "set", str(run.work_dir), str(file)) if "uid" in str(value) else None
-            if done is not None:
-                assert (done.returncode, says in done.stderr) == (2, True), done.stderr
-                continue
-            try:
-                is_in_force, said = command.put(run.work_dir, file, timeout_s=30)
-            except UserError as error:
-                is_in_force, said = False, str(error)
-            assert not is_in_force
-            assert says in said
-        is_in_force, said = command.pin(run.work_dir, "cartpole-p99", timeout_s=30)
+def test_what_cannot_be_set_is_a_sentence_and_the_job_goes_on(running, tmp_path):
+    run = running
+    mode = (run.work_dir / "control.sock").stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+    file = tmp_path / "plan.yaml"
+    for value, says in (
+        ({**plan(), "pools": [{"name": "sim", "pods": 9}, {"name": "train", "pods": 1}]}, "allows 2"),
+        ({**plan(), "channels": [{"name": "trajectorys"}]}, "the flow has no channel trajectorys"),
+        ({**plan(), "channels": 2 * [{"name": "segments"}]}, "channels: got 'segments' twice"),
+        ({**plan(), "job": {"name": "cartpole", "uid": "another"}}, "the plan is of another job"),
+        ({**plan(), "chanels": []}, "spec.chanels: is not a field; did you mean 'channels'?"),
+    ):
+        file.write_text(yaml.safe_dump(value))
+        done = rljob("plan", "set", str(run.work_dir), str(file)) if "uid" in str(value) else None
+        if done is not None:
+            assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+            continue
+        try:
+            is_in_force, said = command.put(run.work_dir, file, timeout_s=30)
+        except UserError as error:
+            is_in_force, said = False, str(error)
         assert not is_in_force
-        assert said.startswith("this job has no plan 'cartpole-p99': wanted one of cartpole-p1")
-        assert command.show(run.work_dir, as_yaml=False).splitlines()[0].startswith("* cartpole-p1")
-        with reached(run.work_dir) as path, socket.socket(socket.AF_UNIX) as mute:  # says nothing, keeps nobody out
-            mute.connect(path)
-            assert "channels" in command.show(run.work_dir, as_yaml=True)
-        run.until_step(len(run.lines("lineage")) + 2)
-        run.interrupt()
-        run.interrupt()
+        assert says in said
+    is_in_force, said = command.pin(run.work_dir, "cartpole-p99", timeout_s=30)
+    assert not is_in_force
+    assert said.startswith("this job has no plan 'cartpole-p99': wanted one of cartpole-p1")
+    assert command.show(run.work_dir, as_yaml=False).splitlines()[0].startswith("* cartpole-p1")
+    with reached(run.work_dir) as path, socket.socket(socket.AF_UNIX) as mute:  # says nothing, keeps nobody out
+        mute.connect(path)
+        assert "channels" in command.show(run.work_dir, as_yaml=True)
+    run.until_step(len(run.lines("lineage")) + 2)
+
+
+def test_an_older_plan_pinned_again_is_worked_under_at_once(running, tmp_path):
+    run = running
+    put(run, tmp_path, "a third worker")
+    is_in_force, says = command.pin(run.work_dir, "cartpole-p1", timeout_s=60)
+    assert is_in_force, says
+    run.until_step(len(run.lines("lineage")) + 5)
+    pauses = run.until(lambda: len(pauses_of(run)) == 2 and pauses_of(run), what="the pauses of both switches")
+    assert all(0 < pause < bars.by_load(4.5) for pause in pauses), "a worker that does not answer costs 5 s"
 
 
 def test_nobody_to_ask_is_a_sentence(tmp_path):

@@ -30,9 +30,9 @@ def spans(run):
 
 
 def test_three_roles_in_turns_on_one_slot_learn_what_they_learn_side_by_side(tmp_path):
-    with Run(tmp_path, *SETS, name="beside") as beside:
+    with Run(tmp_path, *SETS, name="beside", learns=True) as beside:
         assert beside.end() == 0, beside.said
-    with Run(tmp_path, *SETS, *IN_TURNS, name="turns") as turns:
+    with Run(tmp_path, *SETS, *IN_TURNS, name="turns", learns=True) as turns:
         assert turns.end() == 0, turns.said
         assert turns.answer["condition"] == "Complete"
     assert lineage(turns) == lineage(beside)

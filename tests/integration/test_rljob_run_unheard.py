@@ -10,13 +10,13 @@ import termios
 import pytest
 
 from rljob import run as command
-from tests.rljob_runs import EXAMPLE, ROOT, SMALL, TIMEOUT_S, Run
+from tests.rljob_runs import EXAMPLE, LIGHT, ROOT, SMALL, TIMEOUT_S, Run
 
 pytestmark = pytest.mark.timeout(150)
 
 
 def test_a_full_disk_under_standard_output_costs_the_words_and_not_the_job(tmp_path):
-    sets = [part for path in (*SMALL, "spec.flow.steps=2") for part in ("--set", path)]
+    sets = [part for path in (*SMALL, LIGHT, "spec.flow.steps=2") for part in ("--set", path)]
     work_dir = tmp_path / "läufe"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -28,7 +28,7 @@ def test_a_full_disk_under_standard_output_costs_the_words_and_not_the_job(tmp_p
     assert len((work_dir / "lineage.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow("a whole job, as that whose terminal closes is in make test")
+@pytest.mark.long("a whole job, as that whose terminal closes is in make test")
 def test_ctrl_c_without_a_reader_still_writes_a_checkpoint(tmp_path):
     """`rljob run ... | tee run.log`: the terminal tells the whole group, and tee is gone at once."""
     with Run(tmp_path, "spec.flow.steps=100000", is_heard=False) as run:

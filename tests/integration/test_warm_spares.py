@@ -54,7 +54,7 @@ def made(tmp_path, *sets, **roles):
     for role in job["spec"]["roles"]:
         role |= roles.get(role["name"], {})
     file.write_text(yaml.safe_dump(job))
-    return Run(tmp_path, "spec.flow.steps=100000", "spec.checkpoint.everySteps=5", *sets, file=file)
+    return Run(tmp_path, "spec.flow.steps=100000", "spec.checkpoint.everySteps=5", *sets, file=file, learns=True)
 
 
 @pytest.fixture
