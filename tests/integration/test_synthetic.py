@@ -233,10 +233,9 @@ SIDE_BY_SIDE, TURNS, HYBRID = {"mode": "Disaggregated"}, {"mode": "Collocated"},
 @pytest.mark.parametrize(
     ("name", "placement"),
     [
-        pytest.param("drawn-15", SIDE_BY_SIDE, id="two inputs of one role"),
         pytest.param("drawn-09", SIDE_BY_SIDE, id="a cycle with a role of two slots"),
         pytest.param("drawn-28", TURNS, id="two inputs and staleness in turns"),
-        pytest.param("drawn-14", TURNS, id="a cycle in turns"),
+        pytest.param("drawn-14", TURNS, id="a cycle in turns", marks=pytest.mark.slow("a further job in turns")),
         pytest.param("drawn-00", HYBRID, id="one beside two that take turns"),
     ],
 )
@@ -247,15 +246,19 @@ def test_any_workload_runs_on_any_placement(tmp_path, name, placement):
     )
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
         assert run.end() == 0, run.said
-        assert run.answer["steps"] == 3
-        assert [line["units"] for line in run.lines("lineage")] == [16, 16, 16]
-        spans, turns = spans_of(run), timeline.read(run.work_dir).turns
+    ran_well(run, placement, steps=3, since=began)
+
+
+def ran_well(run, placement, *, steps, since):
+    assert run.answer["steps"] == steps
+    assert [line["units"] for line in run.lines("lineage")] == [16] * steps
+    spans, turns = spans_of(run), timeline.read(run.work_dir).turns
     assert any(span["kind"] == "offload" for span in spans) is (placement is not SIDE_BY_SIDE)
     assert at_once(spans) == [], "a slot is one role's at a time"
     assert bool(turns) is (placement is not SIDE_BY_SIDE)
     for on_slot in turns.values():
         assert all(one.t1 <= other.t0 for one, other in pairwise(on_slot))
-    idle_adds_up(run, steps=3, since=began)
+    idle_adds_up(run, steps=steps, since=since)
     for span in (s for s in spans if s["kind"] == "compute"):
         for slot in turns.keys() & span["slot"].split(","):
             its_own = [turn for turn in turns[slot] if turn.worker == span["worker"]]
@@ -299,11 +302,16 @@ def at_once(spans):
 
 @pytest.mark.timeout(120)
 def test_the_account_of_each_step_adds_up_and_recording_costs_little(tmp_path):
-    manifest, began = workloads.job(workloads.entries()["drawn-15"], steps=4, items=16), bars.look()
+    """Of a workload with two inputs of one role, which runs as any other."""
+    manifest, began = (
+        workloads.job(workloads.entries()["drawn-15"], steps=4, items=16, mode="Disaggregated"),
+        bars.look(),
+    )
     with Run(tmp_path, file=file_of(tmp_path, manifest), small=False) as run:
         assert run.end() == 0, run.said
         lines = run.lines("metrics")
         assert (run.work_dir / "timeline.json").stat().st_size > 0
+    ran_well(run, SIDE_BY_SIDE, steps=4, since=began)
     lasted = {line["step"]: line["step_s"] for line in lines}
     shares, cost = [], 0.0
     for line in lines[1:]:
@@ -319,7 +327,7 @@ def test_the_account_of_each_step_adds_up_and_recording_costs_little(tmp_path):
     assert cost / len(shares) < bars.by_load(0.01, since=began)
 
 
-@pytest.mark.slow("starts 64 processes")
+@pytest.mark.long("starts 64 processes")
 @pytest.mark.timeout(120)
 def test_64_workers_are_ready_and_through_their_first_step_within_30_s(tmp_path):
     """On a quiet machine, of which the row workers_64_first_step says how many it takes."""

@@ -68,7 +68,7 @@ def test_a_set_inside_a_pod_goes_on_under_another_order_of_turns(tmp_path):
 
 
 def test_a_set_over_pods_goes_on_under_another_order_of_turns(tmp_path):
-    steps = 400
+    steps = 80
     with over_pods(tmp_path, steps=steps) as run:
         workers = ("engine/0", "trainer/0", "trainer/1", "trainer/2", "trainer/3")
         turn_it_round_twice(run, tmp_path, workers, steps=steps)
