@@ -76,7 +76,8 @@ def judge(before: PlacementStatus | None, seen: Placed, *, timeout_s: float, uid
     since = min(known, now) if known is not None else now  # a clock that was put back makes no deadline longer
     left_s = timeout_s - (now - since).total_seconds()
     if left_s > 0:
-        memory = PlacementStatus(half_placed_since=times.text(since), tries=tries)
+        whole = since + timedelta(seconds=1) if since.microsecond else since  # written without them: never too early
+        memory = PlacementStatus(half_placed_since=times.text(whole), tries=tries)
         return Placing(memory=memory, look_again_s=left_s)
     again_at = now + timedelta(seconds=pause_s(tries + 1, uid=uid))
     memory = PlacementStatus(tries=tries + 1, next_try=times.text(again_at))

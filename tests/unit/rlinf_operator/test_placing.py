@@ -98,6 +98,15 @@ def test_a_pass_that_was_cut_off_after_its_pods_does_not_give_these_back():
     assert len(world.names()) == 4
 
 
+def test_a_second_is_a_second_though_times_are_written_without_fractions():
+    seen = Placed(needed=2, made=2, nodes=1, lacking=["a"])
+    begun = NOW + timedelta(seconds=0.9)
+    memory = placing.judge(None, seen, timeout_s=1, uid="a", now=begun).memory
+    soon = placing.judge(memory, seen, timeout_s=1, uid="a", now=begun + timedelta(seconds=0.9))
+    assert soon.gives_back == ""
+    assert placing.judge(soon.memory, seen, timeout_s=1, uid="a", now=begun + timedelta(seconds=1.2)).gives_back
+
+
 def test_tries_are_counted_until_all_pods_have_a_node():
     world = given_back()
     world.later(PAUSE_MIN_S * 2).created()
