@@ -18,6 +18,8 @@ from rlinf_api.store import AlreadyExists, Listing, NotFound
 
 Manifest = dict[str, Any]
 PLURALS: Final = {"RLJob": "rljobs", "RLPlan": "rlplans", "RLProfile": "rlprofiles"}
+STRICT: Final = "Strict"
+"""fieldValidation of each write: a field that the API server does not know is an error and never dropped."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 MAX_PLANS: Final = 500
 """Of one list: of a job's plans the operator keeps 16 of the scheduler's, and people seldom write a dozen; of a
@@ -49,7 +51,9 @@ class ApiPlanWriter:
     async def create(self, obj: Manifest) -> Manifest:
         meta = obj["metadata"]
         where, kind = meta["namespace"], obj["kind"]
-        call = self._plans.create_namespaced_custom_object(names.GROUP, names.VERSION, where, PLURALS[kind], obj)
+        call = self._plans.create_namespaced_custom_object(
+            names.GROUP, names.VERSION, where, PLURALS[kind], obj, field_validation=STRICT
+        )
         return await self._done(call, f"create of {kind} {where}/{meta['name']}")
 
     async def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest:
@@ -67,8 +71,9 @@ class ApiPlanWriter:
 
     async def patch(self, kind: str, name: str, *, patch: Manifest, namespace: str = "default") -> Manifest:
         call = self._plans.patch_namespaced_custom_object(
-            names.GROUP, names.VERSION, namespace, PLURALS[kind], name, patch, _content_type=MERGE_PATCH
-        )
+            names.GROUP, names.VERSION, namespace, PLURALS[kind], name, patch, field_validation=STRICT,
+            _content_type=MERGE_PATCH,
+        )  # fmt: skip
         return await self._done(call, f"patch of {kind} {namespace}/{name}")
 
     async def delete(self, kind: str, name: str, *, namespace: str = "default") -> None:

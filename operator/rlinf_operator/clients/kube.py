@@ -39,6 +39,8 @@ from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+STRICT: Final = {"fieldValidation": "Strict"}
+"""Of each write: a field that the API server does not know, or one that stands twice, is an error and never dropped."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA_WATCH: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -149,7 +151,7 @@ class KubeApi:
         what = f"create of {kind} {meta.get('namespace')}/{meta.get('name') or meta.get('generateName')}"
         path = path_of(kind, namespace=meta["namespace"])
         body = {"apiVersion": RESOURCES[kind][0], **obj}
-        return await self._call("POST", path, verb="create", kind=kind, what=what, body=body, again=named)
+        return await self._call("POST", path, verb="create", kind=kind, what=what, body=body, query=STRICT, again=named)
 
     async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
         """`live` or not: there are no copies here."""
@@ -160,14 +162,16 @@ class KubeApi:
         kind, meta = obj["kind"], obj["metadata"]
         path = path_of(kind, namespace=meta["namespace"], name=meta["name"], subresource=subresource)
         what = f"update of {kind} {meta['namespace']}/{meta['name']}"
-        return await self._call("PUT", path, verb="update", kind=kind, what=what, body=obj)
+        return await self._call("PUT", path, verb="update", kind=kind, what=what, body=obj, query=STRICT)
 
     async def patch(
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest:
         path = path_of(kind, namespace=namespace, name=name, subresource=subresource)
         what = f"patch of {kind} {namespace}/{name}"
-        return await self._call("PATCH", path, verb="patch", kind=kind, what=what, body=patch, content=MERGE_PATCH)
+        return await self._call(
+            "PATCH", path, verb="patch", kind=kind, what=what, body=patch, query=STRICT, content=MERGE_PATCH
+        )
 
     async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> Manifest:
         """The object as it is now, with its deletionTimestamp; or a Status where it is gone already."""

@@ -141,15 +141,19 @@ async def listed(pages):
 @pytest.mark.parametrize(
     ("call", "answer", "method", "path", "body", "more"),
     [
-        (lambda api: api.create(POD), OK, "POST", "/api/v1/namespaces/team/pods", {"apiVersion": "v1", **POD}, {}),
+        (
+            lambda api: api.create(POD), OK, "POST", "/api/v1/namespaces/team/pods?fieldValidation=Strict",
+            {"apiVersion": "v1", **POD}, {},
+        ),
         (lambda api: api.get("Pod", "a", namespace="team"), OK, "GET", "/api/v1/namespaces/team/pods/a", None, {}),
         (
             lambda api: api.replace({"kind": "RLJob", "metadata": META}, subresource="status"), OK,
-            "PUT", "/apis/rlinf.io/v1alpha1/namespaces/team/rljobs/a/status", {"kind": "RLJob", "metadata": META}, {},
+            "PUT", "/apis/rlinf.io/v1alpha1/namespaces/team/rljobs/a/status?fieldValidation=Strict",
+            {"kind": "RLJob", "metadata": META}, {},
         ),
         (
             lambda api: api.patch("RLPlan", "a", patch={"x": None}, namespace="team", subresource="status"), OK,
-            "PATCH", "/apis/rlinf.io/v1alpha1/namespaces/team/rlplans/a/status", {"x": None},
+            "PATCH", "/apis/rlinf.io/v1alpha1/namespaces/team/rlplans/a/status?fieldValidation=Strict", {"x": None},
             {"Content-Type": "application/merge-patch+json"},
         ),
         (

@@ -26,8 +26,8 @@ def api(monkeypatch):
         def __init__(self, connection):
             self.connection = connection
 
-        async def create_namespaced_custom_object(self, *call):
-            return self._answered("create", *call)
+        async def create_namespaced_custom_object(self, *call, **more):
+            return self._answered("create", *call, more)
 
         async def get_namespaced_custom_object(self, *call):
             return self._answered("get", *call)
@@ -52,7 +52,7 @@ def api(monkeypatch):
 async def test_a_plan_is_annotated_by_what_changes(api):
     patch = {"metadata": {"annotations": {"rlinf.io/stays": "Best: none pays"}}}
     await ApiPlanWriter("connection", timeout_s=20).patch("RLPlan", "math-p1", patch=patch, namespace="team")
-    how = {"_content_type": "application/merge-patch+json"}
+    how = {"field_validation": "Strict", "_content_type": "application/merge-patch+json"}
     assert api.asked == [("connection", "patch", *WHERE, "math-p1", patch, how)]
     api.answer = client.ApiException(status=403)
     with pytest.raises(RLinfError, match=r"^patch of RLPlan team/math-p1: got 403.*look at the scheduler's Role"):
@@ -84,7 +84,8 @@ async def test_a_plan_is_made_and_read_where_its_job_is(api):
     writer = ApiPlanWriter("connection", timeout_s=20)
     assert await writer.create(PLAN) == {"kind": "RLPlan"}
     assert await writer.get("RLPlan", "math-p1", namespace="team") == {"kind": "RLPlan"}
-    assert api.asked == [("connection", "create", *WHERE, PLAN), ("connection", "get", *WHERE, "math-p1")]
+    strict = {"field_validation": "Strict"}
+    assert api.asked == [("connection", "create", *WHERE, PLAN, strict), ("connection", "get", *WHERE, "math-p1")]
 
 
 @pytest.mark.parametrize(
