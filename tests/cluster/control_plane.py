@@ -235,6 +235,18 @@ class ControlPlane:
         ]
         return "\n---\n".join(parts)
 
+    def kubeconfig(self, account: str) -> str:
+        """A file: who logs in with it is that account."""
+        path = self._folder / f"{account}.kubeconfig"
+        if not path.exists():
+            token = self.cluster.kubectl("-n", self._system, "create", "token", account, "--duration=2h").strip()
+            known = yaml.safe_load(self._kubeconfig_of[account].read_text())
+            known["users"] = [{"name": account, "user": {"token": token}}]
+            for context in known["contexts"]:
+                context["context"]["user"] = account
+            path.write_text(yaml.safe_dump(known))
+        return str(path)
+
     # --- own ----------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -248,20 +260,9 @@ class ControlPlane:
         port = free_port()
         return Process(name, module, environment=lambda: environment(port), folder=self._folder, http_port=port)
 
-    def _kubeconfig(self, account: str) -> str:
-        path = self._folder / f"{account}.kubeconfig"
-        if not path.exists():
-            token = self.cluster.kubectl("-n", self._system, "create", "token", account, "--duration=2h").strip()
-            known = yaml.safe_load(self._kubeconfig_of[account].read_text())
-            known["users"] = [{"name": account, "user": {"token": token}}]
-            for context in known["contexts"]:
-                context["context"]["user"] = account
-            path.write_text(yaml.safe_dump(known))
-        return str(path)
-
     def _operator_environment(self, name: str, port: int) -> dict[str, str]:
         settings = {
-            "namespace": self._system, "identity": name, "kubeconfig": self._kubeconfig("rlinf-operator"),
+            "namespace": self._system, "identity": name, "kubeconfig": self.kubeconfig("rlinf-operator"),
             "http_host": "127.0.0.1", "http_port": str(port),
             "scheduler_address": f"127.0.0.1:{self._scheduler_port}",
             "worker_image": worker_image.NAME, "driver_image": worker_image.NAME,
@@ -273,7 +274,7 @@ class ControlPlane:
 
     def _scheduler_environment(self, port: int) -> dict[str, str]:
         settings = {
-            "kubeconfig": self._kubeconfig("rlinf-scheduler"), "tls_dir": str(self._folder / "scheduler-tls"),
+            "kubeconfig": self.kubeconfig("rlinf-scheduler"), "tls_dir": str(self._folder / "scheduler-tls"),
             "address": f"127.0.0.1:{self._scheduler_port}", "http_host": "127.0.0.1", "http_port": str(port),
         }  # fmt: skip
         return os.environ | {f"RLINF_SCHEDULER_{key.upper()}": value for key, value in settings.items()}

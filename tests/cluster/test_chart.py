@@ -354,7 +354,7 @@ def test_who_is_not_the_scheduler_may_write_plans_of_a_user_alone(cluster: Clust
 
 
 @pytest.mark.usefixtures("release")
-@pytest.mark.parametrize("rule", ["may-create-pods", "only-the-scheduler-plans"])
+@pytest.mark.parametrize("rule", ["may-create-pods", "only-the-scheduler-plans", "operator-keeps-to-jobs"])
 def test_the_api_server_has_nothing_to_say_against_the_policy(cluster: Cluster, rule: str):
     path = f"{POLICIES}/rlinf-operator-rlinf-system-{rule}"
 

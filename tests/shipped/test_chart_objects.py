@@ -137,6 +137,31 @@ def test_the_policy_of_plans_names_the_account_that_the_scheduler_runs_under(cas
     assert binding["spec"]["policyName"] == policy["metadata"]["name"]
 
 
+def test_the_policy_of_the_operators_account_can_be_left_out():
+    assert [case for case in CASES if len(objects(case, "ValidatingAdmissionPolicy")) == 2] == ["small"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if len(objects(case, "ValidatingAdmissionPolicy")) == 3])
+def test_the_policy_of_the_operator_holds_its_account_in_all_that_its_role_lets_it_write(case):
+    """What is of the operator's own kinds, and events, which belong to nobody, are RBAC's alone."""
+    policy = one(case, "ValidatingAdmissionPolicy", "-operator-keeps-to-jobs")
+    account = dict(pods(case))[one(case, "Deployment", "-operator")["metadata"]["name"]]["spec"]["serviceAccountName"]
+    is_operator, is_none_of_two = (condition["expression"] for condition in policy["spec"]["matchConditions"])
+    assert is_operator == f"request.userInfo.username == 'system:serviceaccount:{rendering.NAMESPACE}:{account}'"
+    assert f"in ['{access.CA_SECRET}', '{access.SCHEDULER_SECRET}'])" in is_none_of_two
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    held = {(group, resource) for rule in rules for group in rule["apiGroups"] for resource in rule["resources"]}
+    written = {
+        (rule.group, rule.resource) for rule in access.OPERATOR
+        if rule.scope == "jobs" and rule.group != names.GROUP and rule.resource != "events"
+        and {"create", "patch", "update", "delete"} & {*rule.verbs}
+    }  # fmt: skip
+    assert written <= held
+    actions = one(case, "ValidatingAdmissionPolicyBinding", "-may-create-pods")["spec"]["validationActions"]
+    binding = one(case, "ValidatingAdmissionPolicyBinding", "-operator-keeps-to-jobs")
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": actions}
+
+
 def test_listed_namespaces_need_no_rights_over_the_cluster():
     for obj in objects("namespaced"):
         assert obj["kind"] not in CLUSTER_WIDE

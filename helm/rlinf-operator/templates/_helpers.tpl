@@ -79,6 +79,7 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* As rlinf_operator/access.py names them; one release per namespace. */}}
 {{- define "rlinf.schedulerSecret" -}}rlinf-scheduler-tls{{- end -}}
+{{- define "rlinf.caSecret" -}}rlinf-operator-ca{{- end -}}
 
 {{- define "rlinf.schedulerAddress" -}}
 {{- printf "%s-scheduler.%s.svc:%d" (include "rlinf.fullname" .) .Release.Namespace (include "rlinf.schedulerPort" . | int) -}}
