@@ -235,7 +235,7 @@ class Wish:
         return self.seconds + (self._span.lasts() if self._span is not None else 0.0)
 
 
-class Change:
+class TurnGap:
     """How long slots lie idle between two turns, moves apart: from the last work of one worker to the first of the
     next, or from when that could have worked. Of sets inside a pod, whose processes have one clock."""
 
@@ -319,7 +319,7 @@ class Turns:
         self._leaving = False  # frozen, and offloads without being asked
         self._seen = 0
         self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
-        self._speech, self._wish, self._change = Speech(self.look), Wish(recorder), Change(recorder)
+        self._speech, self._wish, self._gap = Speech(self.look), Wish(recorder), TurnGap(recorder)
         self._idle = ShortTimer(self._freeze_if_idle)
         recorder.on_end = self._something_ended
         self.switches = 0
@@ -345,7 +345,7 @@ class Turns:
             self._inside = self._entering = False
             self._wish.end()
             if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
-                self._change.rested()
+                self._gap.rested()
                 await self._go_off(self._seen)
 
     async def safe_point(self) -> None:
@@ -392,7 +392,7 @@ class Turns:
 
     def waiting(self) -> None:
         """A wait has begun: perhaps nothing is left to do."""
-        self._change.paused()
+        self._gap.paused()
         if self.lease_set and self._inside and self._told is not None and not self._idle.pending:
             self._idle.start(self._settings.turn_idle_s)
 
@@ -410,13 +410,13 @@ class Turns:
 
     def _something_ended(self) -> None:
         """A span. One task may have worked while another waited."""
-        self._change.paused()
+        self._gap.paused()
         if self._told is not None and self._waits.gated and not self._is_at_work():
             self.waiting()
 
     def _freeze(self, standing: Standing) -> None:
         self._frozen = standing
-        self._change.rested(paused=standing is Standing.IDLE)
+        self._gap.rested(paused=standing is Standing.IDLE)
         if self._leave_asked:
             number, self._leave_asked = self._leave_asked, 0
             self.residence.begin(self._go_off(number))
@@ -454,7 +454,7 @@ class Turns:
                 items=self._progress().items,
                 memory_bytes=self.residence.memory_bytes,
                 stays=self._stayed,
-                free_since=0.0 if self._granted else self._change.free_since,
+                free_since=0.0 if self._granted else self._gap.free_since,
             )
         )
 
@@ -501,7 +501,7 @@ class Turns:
                 self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
                 self._granted, self._stayed = True, False
                 self._frozen = None
-                self._change.granted(order.free_since)
+                self._gap.granted(order.free_since)
                 self.term.begin(until_units=order.until_units)
                 self.switches += 1
                 if self.residence.is_loaded and not self.residence.is_moving:
@@ -543,7 +543,7 @@ class Turns:
 
     def _begin_work(self, *, load_s: float = 0.0) -> None:
         self._on = True
-        self._change.begins(wanted_since=self._wish.since, load_s=load_s)
+        self._gap.begins(wanted_since=self._wish.since, load_s=load_s)
         self._wish.end()
         self._notify()
         self.look()
@@ -572,7 +572,7 @@ class Turns:
         self._stayed = self._stays()  # before the move: another plan may come meanwhile
         begun = monotonic()
         await self.residence.offload(stays=self._stayed)
-        self._change.left(moved_s=monotonic() - begun)
+        self._gap.left(moved_s=monotonic() - begun)
         self._speech.wake()
         self._on = self._granted = self._leaving = False
         self._told = None
