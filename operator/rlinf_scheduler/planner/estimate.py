@@ -84,7 +84,7 @@ class Estimate:
     def _first_of(self, name: str, producer: str, first: float, last: float) -> float:
         """When what the producer makes has become the first unit: of several they have to be there."""
         made, taken = self.problem.units[producer], self.problem.units[name]
-        return first + max(0.0, last - first) * max(0.0, 1 / taken - 1 / made)
+        return first + max(0.0, last - first) * (made / taken - 1) / (made - 1) if made > taken else first
 
     @cached_property
     def _paces(self) -> dict[tuple[str, tuple[int, ...]], float]:

@@ -869,7 +869,7 @@ def _grain(problem: PlanProblem) -> int:
     able = [n for n in range(few, many + 1) if n % wide == 0] or [slots // STAND_INS]
 
     def rest(grain: int) -> tuple[int, int]:
-        counts = (*{problem.items, *problem.units.values()}, *(pool.slots for pool in problem.pools))
+        counts = (problem.items, *(pool.slots for pool in problem.pools))
         return sum(bool(n % grain) for n in counts), -grain
 
     return min(able, key=rest)

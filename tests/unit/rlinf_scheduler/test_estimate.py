@@ -65,6 +65,27 @@ def test_a_change_of_turn_counts_where_nobody_moves():
     assert estimated(changing, planned) == simulate(changing, planned).period_ms == work + 2 * 5
 
 
+def test_who_works_on_groups_is_guessed_to_begin_with_the_first_of_them():
+    """8 units of 10 ms make 2 groups, there at 40 and at 80: of 20 ms the second waits for its units, of 60 for the
+    first."""
+    roles = (MAKE, replace(LEARN, items=2))
+    problem, planned = job(*roles), candidate(["make"], ["learn"])
+    assert estimated(problem, planned) == simulate(problem, planned).period_ms == 80 + 20
+    long = job(MAKE, replace(LEARN, items=2, options=(Option(per_item_ms=ms(60), peak_mib=0.0),)))
+    assert estimated(long, planned) == simulate(long, planned).period_ms == 40 + 2 * 60
+
+
+@pytest.mark.parametrize(("each_ms", "guessed", "really"), [(1, 80 + 4, 84), (10, 10 + 8 * 40, 300)])
+def test_a_cycle_that_a_role_feeds_is_guessed_to_begin_and_end_behind_it(each_ms, guessed, really):
+    """8 units of 10 ms, 2 trips of as much at both ends, one unit at once: the last unit's way, or all one by one,
+    though an asker works on the next unit meanwhile."""
+    roles = (MAKE, role("ask", each_ms), role("answer", each_ms))
+    cycle = CycleEdge(front="ask", back="answer", round_trips=2, is_single=True)
+    problem = replace(job(*roles), edges=(QueueEdge("make", "ask"),), cycles=(cycle,))
+    planned = candidate(["make"], ["ask"], ["answer"])
+    assert (estimated(problem, planned), simulate(problem, planned).period_ms) == (guessed, really)
+
+
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 @pytest.mark.parametrize("trips", [1, 4])
 def test_the_bound_of_a_role_in_two_places_is_what_it_has_to_do_beside_the_others(speed, trips):

@@ -286,17 +286,17 @@ def test_a_gang_takes_rounds_of_what_it_works_on_and_ends_the_step_with_that():
 def test_what_goes_round_a_cycle_may_be_several_of_a_unit():
     """Two prompts of 10 ms; each makes two conversations of two trips, 1 ms at either end, which overlap."""
     problem = job(
-        role("a", 10), role("agent", 1), role("judge", 1), items=4, edges=(QueueEdge("a", "agent"),),
+        role("a", 10), role("agent", 1), role("judge", 1), items=2, edges=(QueueEdge("a", "agent"),),
         cycles=(CycleEdge("agent", "judge", 2, is_single=True),),
     )  # fmt: skip
     found = candidate(alone("a", 1), alone("agent", 1), alone("judge", 1), stages=2)
-    assert split(problem, a=2).units == {"a": 2, "agent": 4, "judge": 4}
-    assert period(split(problem, a=2), found) == 20 + 5
+    assert split(problem, agent=4).units == {"a": 2, "agent": 4, "judge": 4}
+    assert period(split(problem, agent=4), found) == 20 + 5
 
 
 def test_units_of_steps_that_overlap_are_put_together_with_their_own():
     """Groups of an odd number, and the slower role's pace: 7 samples of 3 ms, whose groups are three of 1 ms."""
-    problem = split(job(role("a", 3), role("b", 1), items=3, staleness=1), a=7)
+    problem = split(job(role("a", 3), role("b", 1), items=7, staleness=1), b=3)
     assert period(problem, candidate(alone("a", 1), alone("b", 1))) == 21
 
 
