@@ -74,9 +74,11 @@ def what_if_it_began(file: Path, profile: Path, *, pods: Mapping[str, int], memo
 def _weighed(
     fitted: Fit, current: Candidate | None, *, pods: Mapping[str, int], memory_gib: float, more: bool
 ) -> Iterator[str]:
-    now = simulate(fitted.problem, current).period_ms if current is not None else 0.0
+    now = 0.0
     if current is not None:
-        yield f"{_ms(now)}  now, as simulated: {words.describe(fitted.problem, current)}"
+        prediction = simulate(fitted.problem, current)
+        now = prediction.period_ms
+        yield f"{_ms(now)}  now, as simulated: {words.explain(fitted.problem, current, prediction)}"
     problem = _changed(fitted.problem, pods=pods, memory_gib=memory_gib)
     found = search.plan(problem, start=(current,) if current is not None and not (pods or memory_gib) else ())
     if isinstance(found, Infeasible):

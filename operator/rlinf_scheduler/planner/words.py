@@ -97,12 +97,37 @@ def explain(problem: PlanProblem, candidate: Candidate, prediction: Prediction) 
     assumed = [r.name for r in problem.roles if r.options[0].per_item_ms.by is Provenance.ASSUMED]
     said = (
         f"{describe(problem, candidate)}: {prediction.period_ms:.1f} ms a step, of which {kind} of {role} is "
-        f"{ms:.1f} ms on the critical path; slots idle {prediction.idle_share:.0%}"
+        f"{ms:.1f} ms on the critical path{''.join(f', {part}' for part in _binds(problem, candidate, role, kind))}; "
+        f"slots idle {prediction.idle_share:.0%}"
     )
     if problem.objective is Objective.COST_PER_STEP:
         paid = candidates.paid(problem, candidate)
         said += f"; {paid} slots paid, {paid * prediction.period_ms / 1e3:.2f} slot seconds a step"
     return said + (f". Assumed, not measured: the times of {', '.join(assumed)}" if assumed else "")
+
+
+def _binds(problem: PlanProblem, candidate: Candidate, name: str, kind: str) -> Iterator[str]:
+    """Where in the graph that is: a cycle, or an edge on which units become others; and what its time goes by."""
+    if cycle := problem.cycle_of.get(name):
+        stages, what = candidate.choices[cycle.front].stages, "unit" if cycle.is_single else "sub-batch"
+        yield (
+            f"in the cycle of {cycle.front} and {cycle.back}: {_some(cycle.round_trips, 'trip')} a unit, "
+            f"{_some(stages, what)} of each {cycle.front} at once"
+        )
+    for edge in problem.edges:
+        made, taken = problem.units[edge.producer], problem.units[edge.consumer]
+        if name in (edge.producer, edge.consumer) and made != taken:
+            yield f"where {made} of {edge.producer} become {taken} of {edge.consumer} ({edge.channel})"
+    if name in problem.index and problem.role(name).tokens and kind == "compute":
+        yield f"by {problem.role(name).tokens:.4g} tokens a unit"
+
+
+def _some(count: int, what: str) -> str:
+    """
+    >>> _some(1, "trip"), _some(2, "sub-batch")
+    ('1 trip', '2 sub-batches')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('ch') else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

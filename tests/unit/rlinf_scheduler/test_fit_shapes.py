@@ -2,6 +2,7 @@
 From a driver's report to a plan that the runtime takes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,9 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
+from rlinf_scheduler.planner import words
+from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
+from rlinf_scheduler.planner.problem import Cost, Option
 from rlinf_scheduler.planner.search import Found, plan
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.fit import HOP_MS, Fit, Unfit, fit
@@ -239,3 +243,37 @@ def test_tokens_that_say_nothing_leave_time_to_units(span):
     train = fitted(job("rollout", "reward", "train"), trained(span)).role("train")
     assert (train.tokens, train.per_batch_ms.value) == (0.0, 0.0)
     assert train.options[0].per_item_ms.value == pytest.approx(span[1] / 8)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+def told(problem, **stages):
+    """Of a worker for each role, on a slot of its own."""
+    regions = tuple(Region((1,), (PlannedTurn(r.name, (1,)),)) for r in problem.roles)
+    planned = Candidate(regions=regions, choices={r.name: Choice(stages=stages.get(r.name, 1)) for r in problem.roles})
+    return words.explain(problem, planned, simulate(problem, planned))
+
+
+def test_an_explanation_names_the_cycle_that_binds_with_its_trips_and_what_is_under_way():
+    problem = fitted(job(*NAMES), profile(ROUNDS, WAYS))
+    slow = [replace(r, options=(Option(per_item_ms=Cost(30.0)),)) if r.name == "judge" else r for r in problem.roles]
+    said = told(replace(problem, roles=tuple(slow)), agent=2, env=4)
+    assert "compute of judge" in said
+    assert (
+        "critical path, in the cycle of agent and judge: 3 trips a unit, 2 units of each agent at once; slots" in said
+    )
+    assert "the cycle of env and policy: 4 trips a unit, 4 units of each env at once" in told(problem, env=4)
+
+
+def test_an_explanation_names_the_edge_on_which_units_become_others_and_the_tokens_of_one():
+    span = by_tokens(4, 2048, 1024, alone_ms=10, each_ms=0.5)
+    roles = [role("rollout", (1, 8.0, 4)), role("reward", (1, 2.0, 32)), role("train", span)]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain(groups=8)))
+    said = told(problem)
+    assert ", where 32 of reward become 8 of train (graded), by 2048 tokens a unit; slots idle" in said
+    slow = [role("rollout", (1, 800.0, 4)), *roles[1:2], role("train", (4, 40.0, 8))]
+    said = told(fitted(job("rollout", "reward", "train"), profile(slow, chain(groups=32))))
+    assert "compute of rollout" in said
+    assert "critical path, where 4 of rollout become 32 of reward (samples); slots idle" in said
+    plain = told(fitted(job("rollout", "reward", "train"), profile(slow, chain(prompts=32, groups=32))))
+    assert "become" not in plain
+    assert "tokens" not in plain
