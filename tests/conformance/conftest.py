@@ -3,8 +3,8 @@
     outcome     of the scenario and the back end that the test is parametrised with
     refused     calls of the operator on the cluster that its rights refused, once all scenarios are over
 
-`make test` runs on this machine a scenario of each kind (IN_MAKE_TEST); the others are slow there, and all of them
-run on the cluster, too; there a second time with a sidecar in each pod (back end `injected`).
+`make test` runs on this machine a scenario of each kind (IN_MAKE_TEST); the others are slow there. On the cluster all
+of them run with a sidecar in each pod (back end `injected`), and a few without one (`cluster`).
 
 The cluster is that of tests/cluster: one for the whole test run.
 """

@@ -468,6 +468,16 @@ RULES: Final = (
     ),
 )  # fmt: skip
 
+IN_PLAIN_PODS: Final = frozenset(
+    {
+        "a-job-completes",
+        "an-agent-is-killed",
+        "the-driver-process-is-killed",
+        "an-environment-that-cannot-be-made",
+    }
+)
+"""On the cluster in pods as they are, too: what of them ends by itself, well, failed or killed, leaves a pod that can
+be read, and beside a sidecar none. The rest of a story is the same there, and tests/cluster has plain pods alone."""
 SHIPPER: Final = {"name": "log-shipper", "command": LIVES}
 _BESIDE: Final = {
     "an-agent-is-killed-beside-a-sidecar": "an-agent-is-killed",
@@ -507,6 +517,13 @@ SIDECARS: Final = (
 )  # fmt: skip
 
 SCENARIOS: Final = (*BEGINNINGS, *PAUSES_AND_ENDS, *EDITS, *FAILURES, *RULES, *SIDECARS)
+ON_BACKEND: Final = {
+    "local": SCENARIOS,
+    "cluster": tuple(scenario for scenario in SCENARIOS if scenario.name in IN_PLAIN_PODS),
+    "injected": tuple(scenario for scenario in SCENARIOS if scenario.name not in _BESIDE),
+}
+"""Each once on this machine, and on the cluster once with a sidecar in each pod: there those of _BESIDE would be what
+they are made of."""
 IN_MAKE_TEST: Final = frozenset(
     {
         "a-job-completes",

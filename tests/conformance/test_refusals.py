@@ -10,7 +10,7 @@ import pytest
 from rlinf_api import edits
 from rljob import manifest as manifests
 from tests.cluster.control_plane import served
-from tests.conformance.parts import job
+from tests.conformance.parts import LEARNS, job
 from tests.conformance.world import Manifest
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
@@ -72,7 +72,8 @@ def apply_crd(cluster: Cluster) -> None:
 
 
 def stored() -> Manifest:
-    manifest: Manifest = copy.deepcopy(job())
+    """Of the flow's own kinds: then a manifest that writes no roles has the same."""
+    manifest: Manifest = copy.deepcopy(job(actor=LEARNS))
     manifest["spec"]["pools"].append({"name": "more", "roles": ["env"]})
     return manifest
 
@@ -115,7 +116,7 @@ FREE = {
     "the metadata of all pods": edited("template", {"metadata": {"labels": {"team": "a"}}}),
     "the driver's metadata": edited("driver", {"template": {"metadata": {"labels": {"team": "a"}}}}),
     "a template's metadata": edited("pools.0.template", {"metadata": {"labels": {"team": "a"}}}),
-    "the roles in another order": edited("roles", job()["spec"]["roles"][::-1]),
+    "the roles in another order": edited("roles", job(actor=LEARNS)["spec"]["roles"][::-1]),
     "a pool's roles in another order": edited("pools.0.roles", ["rollout", "actor", "env"]),
     "a default that is written out": edited("flow.maxStaleness", 0),
 }
