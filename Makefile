@@ -68,12 +68,22 @@ test-long: env
 test-gpu: env
 	$(VENV)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
+# mypy takes as long as all the rest, several times, where nothing is in its cache, and one core.
 ## lint: ruff, mypy, the layers, generated files
 .PHONY: lint
-lint: env
+lint:
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rules
+
+## lint-types: mypy
+.PHONY: lint-types
+lint-types: env
+	$(VENV)/mypy
+
+## lint-rules: ruff, the layers, generated files
+.PHONY: lint-rules
+lint-rules: env
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
-	$(VENV)/mypy
 	$(VENV)/lint-imports --no-logo
 	@$(MAKE) --no-print-directory verify
 

@@ -137,7 +137,7 @@ def test_a_job_whose_rollout_and_actor_are_killed_ends_with_the_same_model(folde
     assert weights[0] == weights[1]
 
 
-@pytest.mark.slow("loads torch and transformers in three workers, one after the other on two cores")
+@pytest.mark.long("a whole job of what two ranks of the learner show by themselves")
 @pytest.mark.timeout(200)
 def test_two_ranks_learn_what_one_does(folder, learnt):
     with Run(folder, file=reasoning.manifest(folder, steps=STEPS, ranks=2), small=False, name="two") as run:
@@ -212,7 +212,7 @@ def test_an_engine_that_rounds_more_than_the_bound_allows_degrades_the_job_and_i
     assert "engine and actor disagree on tokens of one policy: engine_kl is " in said["message"]
 
 
-@pytest.mark.slow("imports and starts vLLM twice, 14 s each")
+@pytest.mark.long("imports and starts vLLM twice, 14 s each; test_reasoning_vllm.py has it in turns")
 @pytest.mark.timeout(500)
 def test_vllm_generates_and_a_dead_engines_groups_are_made_again(tmp_path):
     folder = reasoning.make_folder(tmp_path, hidden=128)  # vLLM has no heads of 8 numbers

@@ -320,6 +320,7 @@ def test_drift_that_makes_another_plan_better_is_answered_within_ten_steps():
     assert expected.period_seconds < 0.95 * sum(job.seconds[204:209]) / 5
 
 
+@pytest.mark.slow("plans again and again, 14 s of CPU; other drifts are answered in make test")
 def test_a_role_that_drifts_behind_others_is_seen_though_the_step_hardly_changes():
     """The trainer of drawn-01 takes 30% less; steps become 7% longer, as they fall into another rhythm."""
     job = world("drawn-01", steps=400, seed=1, shift=(60, "train", 0.7))
