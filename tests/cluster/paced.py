@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import Manifest, cartpole
-from tests.conformance.world import ACTOR_FILE, CODE, ENVS_FILE, ENVS_MOUNT, MOUNT
+from tests.conformance.world import CODE, ENVS_FILE, ENVS_MOUNT, MOUNT
 from tools.testcluster.cluster import Cluster
 
 STEPS = 100
@@ -58,10 +58,8 @@ class Paced:
         (self._folder / "go").touch()
 
     def job(self, *, steps: int = STEPS, **spec: Any) -> Manifest:
-        """`cartpole` with this environment and an actor without torch; it asks for little, as it does little."""
+        """`cartpole` with this environment; it asks for little, as it does little."""
         manifest = cartpole(claim=self._claim, steps=steps, **spec)
-        for role in manifest["spec"]["roles"]:
-            role["kind"] = f"{ACTOR_FILE.stem}:Light" if role["name"] == "actor" else role["kind"]
         manifest["spec"]["flow"]["config"] |= SMALL | {"env": f"{ENVS_FILE.stem}:Paced-v0"}
         (pool,) = manifest["spec"]["pools"]
         pool["slots"] |= {"cpu": "100m", "memory": "600Mi"}

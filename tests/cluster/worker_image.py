@@ -1,5 +1,6 @@
 """A worker image for cluster tests, made in seconds: Debian's python, this repository's packages, what the driver
-imports. Torch and the simulators come from the machine's site-packages, which the pool's template mounts.
+imports, and the actor without torch of tests/fakes, as a module of its own. Torch and the simulators come from the
+machine's site-packages, which the pool's template mounts.
 
 The images that users build are worker_images/; they have tests of their own.
 """
@@ -26,6 +27,7 @@ DRIVERS = (
     "annotated_types", "google", "grpc", "grpc_health", "msgspec", "prometheus_client", "pydantic", "pydantic_core",
     "typing_extensions.py", "typing_inspection",
 )  # fmt: skip
+LIGHT = REPOSITORY / "tests" / "fakes" / "light_actor.py"
 WHERE = "./usr/lib/python3/dist-packages"
 
 
@@ -62,7 +64,7 @@ def _layer() -> Path:
         link = tarfile.TarInfo("./usr/local/bin/python")
         link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
         tar.addfile(link)
-        for source in [*_compiled(made / "ours"), *(site / name for name in DRIVERS)]:
+        for source in [*_compiled(made / "ours"), *(site / name for name in DRIVERS), LIGHT]:
             tar.add(source, f"{WHERE}/{source.name}", filter=_readable)
     return made / "layer.tar"
 

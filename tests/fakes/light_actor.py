@@ -1,8 +1,8 @@
 """`kind: tests.fakes.light_actor:Light`: an actor of flow ppo that learns nothing, for tests of what is around it.
 
 It publishes, keeps and restores weights of the policy's shapes, a step later a little more each. It starts without
-torch, which is more than half of the CPU of a short job. A pod of the test cluster has this file from a ConfigMap: it
-imports nothing of the tests.
+torch, which is more than half of the CPU of a short job. A pod of the test cluster has this file alone: it imports
+nothing of the tests.
 """
 
 from collections.abc import Mapping
