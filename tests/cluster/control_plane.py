@@ -320,7 +320,8 @@ def install(cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[s
 
 
 def refused_calls(operator: Process) -> list[str]:
-    """Calls that RBAC refused, and reads of Secrets but of the CA: access.py would be wrong.
+    """Calls that RBAC or a policy refused, and reads of Secrets but of the CA: access.py would be wrong. And fields
+    that the API server does not know.
 
     By RBAC's sentence and not by code="403": so answers a namespace as well that is being deleted with its job.
     """
@@ -330,7 +331,8 @@ def refused_calls(operator: Process) -> list[str]:
         for line in calls
         if 'code="401"' in line or ('kind="Secret"' in line and ('verb="list"' in line or 'verb="watch"' in line))
     ]
-    return wrong + [line for line in operator.log.read_text().splitlines() if "is forbidden: User" in line]
+    said = ("is forbidden: User", "of RLJobs alone", "strict decoding error")
+    return wrong + [line for line in operator.log.read_text().splitlines() if any(words in line for words in said)]
 
 
 def served(cluster: Cluster, plural: str) -> bool:

@@ -41,6 +41,15 @@ def policy(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     assert [m["kind"] for m in made] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
     together = json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
     cluster.kubectl("apply", "-f", "-", stdin=together)
+
+    def checked() -> dict[str, Any] | None:
+        name = f"{made[0]['kind']}/{made[0]['metadata']['name']}"
+        found: dict[str, Any] = json.loads(cluster.kubectl("get", name, "-o", "json"))
+        status: dict[str, Any] = found.get("status") or {}
+        return status if status.get("observedGeneration") == found["metadata"]["generation"] else None
+
+    status = until(checked, what="the policy to be type-checked", timeout_s=30)
+    assert not (status.get("typeChecking") or {}).get("expressionWarnings")
     yield
     cluster.kubectl("delete", "-f", "-", stdin=together)
 
