@@ -226,11 +226,7 @@ def _part(
     seconds: dict[str, Number] = {}
     if cycle := truth.cycle_of.get(role.name):
         fronts = candidate.workers(cycle.front)
-        size = (
-            1
-            if cycle.is_single
-            else max(1, -(-truth.units[role.name] // fronts) // candidate.choices[cycle.front].stages)
-        )
+        size = max(1, -(-truth.units[role.name] // fronts) // candidate.choices[cycle.front].stages)
         passages = cycle.round_trips * truth.units[role.name] / size * workers / everybody
         batches = [_batch(size, batch_s + unit_s * size, passages * steps)]
     elif isinstance(role.service, InLanes):
