@@ -127,7 +127,8 @@ BEGINNINGS: Final = (
     ),
     Scenario(
         name="a-job-that-does-not-fit-starts-when-its-pool-grows",
-        jobs=(job(pool={"slots": TWO_SLOTS}),),
+        # Where all pods find a node, as on one machine, allOrNothing changes nothing.
+        jobs=(job(pool={"slots": TWO_SLOTS}, allOrNothing={"timeoutSeconds": 30}),),
         acts=(once("Valid=False", edit_pool(pods=2)), ENDS),
         until=finished,
         expected={
