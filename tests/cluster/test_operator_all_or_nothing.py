@@ -36,9 +36,10 @@ APART = {
 
 
 def job(name: str, *, claim: str, pods: int = 2, timeout_s: int = TIMEOUT_S) -> Manifest:
-    """One pod on each of the two nodes."""
+    """One pod on each of the two nodes, and three workers, for whom one pod of two has too few slots."""
     made = cartpole(name, claim=claim, steps=2, pods=pods, allOrNothing={"timeoutSeconds": timeout_s})
     made["spec"]["flow"]["config"] |= SMALL
+    made["spec"]["pools"][0]["slots"]["perPod"] = 3 if pods == 1 else 2
     template = made["spec"]["pools"][0]["template"]
     template["metadata"] = {"labels": LABEL}
     template["spec"]["affinity"] = APART

@@ -73,6 +73,7 @@ class Draft:
         self.set(kind, Status.TRUE, reason, message)
         self.stop()
         self.fields["completion_time"] = times.text(self.now)
+        self.fields["placement"] = None
 
     def stop(self) -> None:
         """Suspended or ended: nothing runs, and nothing is on its way. The plan that was executed last stays named."""

@@ -200,6 +200,14 @@ def test_time_that_a_job_was_suspended_is_no_part_of_its_deadline():
     assert world.later(TIMEOUT_S - 1).decide().delete_pods == ()
 
 
+def test_a_job_that_ends_before_all_pods_have_a_node_tries_no_more():
+    world = half_placed()
+    world.ready("math-driver-a1").report(state=DriverState.COMPLETE, plan_revision=1, step=100)
+    world.step()
+    assert world.condition("Complete") == ("True", "FlowFinished")
+    assert world.status.placement is None
+
+
 def test_a_job_in_a_queue_leaves_it_to_the_queue():
     world = job()
     place = PlaceInQueue(name="rljob-math", uid="w", queue="team", standing=QueueStanding.GRANTED, holds=True)
