@@ -99,8 +99,7 @@ def test_questions_that_are_asked_for_several_units_at_once_do_not_travel_by_the
     several = profile()
     env = next(role for role in several.roles if role.name == "env")
     env.batches[0] = env.batches[0].model_copy(update={"units": 2.0})
-    cycle = fitted(of=several).problem.cycle
-    assert cycle is not None
+    [cycle] = fitted(of=several).problem.cycles
     assert not cycle.is_single
     assert cycle.round_trips == 2 * TRIPS, "a unit of each passage"
 
