@@ -15,7 +15,7 @@ from tests import rljob_runs
 from tests.cluster import bars
 from tests.rljob_runs import Run, rljob
 
-STEPS, SLICES = 300, 6
+STEPS, SLICES = 200, 6
 POOLS = [
     {"name": "sim", "roles": ["env"], "pods": {"min": 1, "max": 2}, "slots": {"perPod": 3, "cpu": "100m"}},
     {"name": "train", "roles": ["rollout", "actor"], "pods": 1, "slots": {"perPod": 3, "cpu": "100m"}},

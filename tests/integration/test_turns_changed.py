@@ -61,7 +61,7 @@ def turn_it_round_twice(run: Run, folder: Path, workers: tuple[str, ...], *, ste
 
 @pytest.mark.long("a job with torch, whose turns change as those over pods do")
 def test_a_set_inside_a_pod_goes_on_under_another_order_of_turns(tmp_path):
-    steps = 150
+    steps = 80
     sets = (f"spec.flow.steps={steps}", "spec.checkpoint.everySteps=1000")
     with Run(tmp_path, *sets, *IN_TURNS) as run:
         turn_it_round_twice(run, tmp_path, ("env/0", "rollout/0", "actor/0"), steps=steps)
