@@ -625,9 +625,17 @@ def _move(parts: Iterable[RoleProfile], what: str, speeds: Mapping[str, float]) 
 
 
 def _turn(profiles: Sequence[Profile]) -> Cost:
-    """A change of turn, moves apart, as it was seen last."""
-    each = (_move(profile.roles, "turn", defaultdict(lambda: 1.0)) for profile in reversed(warmed_up(profiles)))
-    return next((cost for cost in each if cost is not None), Cost(TURN_MS))
+    """A change of turn, moves apart: into the role into which it takes least. What others take beyond that is of a
+    process that has slept long, as a trainer does; where a step is made of changes, nobody does."""
+    seen = [part for profile in warmed_up(profiles) for part in profile.roles]
+    by_role = {name: [part for part in seen if part.name == name] for name in dict.fromkeys(part.name for part in seen)}
+    found = []
+    for parts in by_role.values():
+        count = sum(move.seconds.count for part in parts for move in part.moves if move.what == "turn")
+        cost = _move(parts, "turn", defaultdict(lambda: 1.0))
+        if cost is not None and count >= FEW:
+            found.append(cost)
+    return min(found, key=lambda cost: cost.value, default=Cost(TURN_MS))
 
 
 def _memory(role: RoleSpec, found: Sequence[Sequence[RoleProfile]]) -> declared.SlotMemory:

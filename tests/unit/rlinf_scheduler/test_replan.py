@@ -141,7 +141,7 @@ def test_what_nobody_has_seen_of_moves_is_assumed_by_bytes_and_said():
     assert found.assumed == ("the load of rollout", "the load of reference", "the load of train")
 
 
-def test_a_change_of_turn_is_as_it_was_seen_last_and_assumed_where_nobody_saw_one():
+def test_a_change_of_turn_is_what_the_quickest_role_takes_and_assumed_where_nobody_saw_some():
     job = world("drawn-00")
     job.run(3)
 
@@ -163,9 +163,10 @@ def test_a_change_of_turn_is_as_it_was_seen_last_and_assumed_where_nobody_saw_on
     assert (nobody.value, nobody.by) == (2.0, Provenance.ASSUMED)
     before, last = job.profiles[-2:]
     measured = found([before, seen(last, (0.004, 30), (0.007, 10))])
-    assert (measured.value, measured.by) == (pytest.approx(4.75), Provenance.MEASURED), "30 x 4 ms and 10 x 7 ms"
-    assert found([seen(before, (0.009, 5)), seen(last, (0.004, 30))]).value == pytest.approx(4.0), "the newest"
-    assert found([before, seen(last, (0.009, 5)), last]).value == pytest.approx(9.0), "or the newest that has some"
+    assert (measured.value, measured.by) == (pytest.approx(4.0), Provenance.MEASURED), "of the role that it takes least"
+    assert found([before, seen(last, (0.004, 30)), seen(last, (0.008, 10))]).value == pytest.approx(5.0), "of all steps"
+    assert found([before, seen(last, (0.004, 7), (0.007, 8))]).value == pytest.approx(7.0), "seven are few"
+    assert found([seen(before, (0.009, 50)), last]).value == 2.0, "a plan's first step warms up"
 
 
 def test_a_role_of_unknown_memory_fills_its_slot_so_that_nobody_shares_it():
