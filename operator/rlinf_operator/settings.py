@@ -88,7 +88,7 @@ class OperatorSettings:
     """Who else may reach drivers: the operator's pods; the chart names them. Empty: anybody, as an operator outside the
     cluster has an address that only its administrator knows; who calls still needs a certificate."""
     network_policy_scrapers: Peers = Peers()
-    """Who may scrape pods of jobs; the chart names any pod of the cluster, or whom it is given. Empty: anybody."""
+    """Who may scrape pods of jobs; the chart names pods called prometheus, or whom it is given. Empty: anybody."""
     pod_fixed_ids: bool = True
     """Pods of jobs run as user, group and fsGroup 65532, so a volume can be made for them beforehand. False: without
     these numbers, where the cluster gives each namespace its own and refuses others (OpenShift); templates may name

@@ -295,9 +295,10 @@ def test_jobs_let_in_the_pods_of_this_releases_operator(case):
 
 @pytest.mark.parametrize("case", ["default", "locked-down", "namespaced"])
 def test_jobs_are_scraped_by_whom_the_chart_lets_scrape(case):
-    """Without a list by any pod of the cluster, and by nobody outside."""
+    """Without a list by what the charts of Prometheus call so, of any namespace, and by nobody else."""
     wanted = one(case, "NetworkPolicy", "-operator")["spec"]["ingress"][0]["from"][0]
-    assert (wanted == {"namespaceSelector": {}}) == (case != "locked-down")
+    prometheus = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
+    assert (wanted == prometheus) == (case != "locked-down")
     _, operator = process.read({}, operator_environment(case))
     assert operator.network_policy_scrapers.listed() == [wanted]
 

@@ -39,9 +39,10 @@ app.kubernetes.io/component: {{ .component }}
 {{- list (dict "namespaceSelector" $namespace "podSelector" $pods) | toJson -}}
 {{- end -}}
 
-{{/* Who may scrape operator, scheduler and jobs, in JSON; any pod of the cluster where nobody is named. */}}
+{{/* Who may scrape operator, scheduler and jobs, in JSON; where nobody is named, what the charts of Prometheus call so. */}}
 {{- define "rlinf.scrapers" -}}
-{{- .Values.networkPolicies.scrapeFrom | default (list (dict "namespaceSelector" dict)) | toJson -}}
+{{- $prometheus := dict "matchLabels" (dict "app.kubernetes.io/name" "prometheus") -}}
+{{- .Values.networkPolicies.scrapeFrom | default (list (dict "namespaceSelector" dict "podSelector" $prometheus)) | toJson -}}
 {{- end -}}
 
 {{- define "rlinf.labels" -}}
