@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,10 @@ from rlinf_operator.clients.podgroups import PodGroups
 from rlinf_operator.clients.queues import Providers
 from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.clients.scheduler import GrpcScheduler
-from rlinf_operator.handlers.known import KnownJobs
+from rlinf_operator.handlers.known import KnownJobs, Sight
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.handlers.rljobs import Watcher, login_of
-from rlinf_operator.manifests.metadata import JobKey, Manifest
+from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 from rlinf_operator.policies import pod_view
 from rlinf_operator.process import ProcessSettings
@@ -86,7 +87,8 @@ class Leader:
         store = CachedStore(
             self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
             inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces, watches=self._standing,
-            refusals=refusals, on_job_written=lambda job: self._known.wrote(_key(job), version=_version(job)),
+            refusals=refusals, on_job_written=lambda job: self._known.wrote(Sight.of(job, is_listed=False)),
+            on_silent=lambda: self._known.silent(),
         )  # fmt: skip
         self._reconciler = Reconciler(
             store=store, scheduler=scheduler, drivers=self._drivers, authority=certificates.authority,
@@ -97,7 +99,10 @@ class Leader:
             ),
             on_gone=lambda key: self._known.gone(key),
         )  # fmt: skip
-        self._known = KnownJobs(enqueue=self._reconciler.enqueue, metrics=self._metrics)
+        self._known = KnownJobs(
+            enqueue=self._reconciler.enqueue, metrics=self._metrics,
+            look=partial(self._jobs, namespaces, refusals), look_every_s=self._process.watch_inactivity_s,
+        )  # fmt: skip
         kopf = Watcher(
             self._known, namespaces=namespaces, login=login_of(self._connection.configuration),
             inactivity_s=self._process.watch_inactivity_s,
@@ -126,6 +131,13 @@ class Leader:
             tls=rpc.TlsFolder(self._tls), on_change=on_change, timeout_s=settings.call_timeout_s,
             late_s=settings.driver_late_s,
         )  # fmt: skip
+
+    async def _jobs(self, namespaces: Sequence[str], refusals: Refusals) -> AsyncIterator[Sight]:
+        for namespace in namespaces or (None,):
+            if not refusals.refuses(namespace):
+                async for page in self._standing.pages("RLJob", namespace=namespace):
+                    for job in page.items:
+                        yield Sight.of(job, is_listed=True)
 
     def _child_changed(self, obj: Manifest) -> None:
         if key := key_of(obj):
@@ -162,14 +174,6 @@ class Leader:
                 self._metrics.jobs.labels(state=state).set(count)
 
         self._probes.before_scrape = measure
-
-
-def _key(job: Manifest) -> JobKey:
-    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
-
-
-def _version(job: Manifest) -> int:
-    return int(job["metadata"]["resourceVersion"])
 
 
 async def _keep_small() -> None:

@@ -67,9 +67,11 @@ class CachedStore:
         watches: KubeApi | None = None,
         refusals: Refusals | None = None,
         on_job_written: Callable[[Manifest], None] = lambda job: None,
+        on_silent: Callable[[], None] = lambda: None,
     ) -> None:
         """`watches`: by whose connections lists and watches go, of which each holds one; None: the same. `refusals`:
-        which of the namespaces are refused. `on_job_written`: told of the answer to each own write of an RLJob."""
+        which of the namespaces are refused. `on_job_written`: told of the answer to each own write of an RLJob.
+        `on_silent`: of each watch that was given up as it said nothing."""
         self._api, self._on_job_written = api, on_job_written
         self._doubts: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         """Kind, namespace and name of what was written, perhaps, and the job by whose label it is listed."""
@@ -86,6 +88,7 @@ class CachedStore:
                 inactivity_s=inactivity_s,
                 refusals=self._refusals,
                 optional=kind in OPTIONAL,
+                on_silent=on_silent,
             )
             for kind in CACHED
             for namespace in (namespaces or (None,))

@@ -69,15 +69,17 @@ class Reflector:
         inactivity_s: float,
         refusals: Refusals,
         optional: bool = False,
+        on_silent: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`indexed`: labels by which a pass asks for all that its job has of the kind. `optional`: a cluster may lack
-        the kind, or the right to it; it is looked for again within the longest pause."""
+        the kind, or the right to it; it is looked for again within the longest pause. `on_silent`: told of each watch
+        that was given up as it said nothing."""
         self.kind, self.namespace, self._metadata_only, self._indexed = kind, namespace, metadata_only, indexed
         self.listed = asyncio.Event()
         self.asked = asyncio.Event()
         """Listed, or refused with its namespace."""
-        self._refusals, self._optional = refusals, optional
+        self._refusals, self._optional, self._on_silent = refusals, optional, on_silent
         self._api, self._metrics, self._on_change = api, metrics, on_change
         self._inactivity_s, self._clock = inactivity_s, clock
         self._objects: dict[Key, Copy] = {}
@@ -155,6 +157,7 @@ class Reflector:
                 self._version, why, least_s = "", "Expired", 0.0
             except _Silent:
                 logger.warning("watch was silent", extra={"kind": self.kind, "inactivity_s": self._inactivity_s})
+                self._on_silent()
                 self._version, why, least_s = "", "Silent", 0.0
             except RetryableError as error:
                 logger.info("watch broke", extra={"kind": self.kind, "error": str(error)})

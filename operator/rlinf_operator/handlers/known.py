@@ -2,32 +2,37 @@
 
     known = KnownJobs(enqueue=reconciler.enqueue, metrics=metrics)
     known.seen(Sight(key=JobKey("team-a", "math"), version=4711, state="Running"))    # a pass, soon
-    known.wrote(JobKey("team-a", "math"), version=4712)     # an own write: its echo is waited for
+    known.wrote(Sight(key=JobKey("team-a", "math"), version=4712))    # an own write: its echo is waited for
     known.behind_s()                                        # 0 while it comes; then how long it has not
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| KnownJobs.run | echoes that are late, lists that are over | TICK_S | time; cancel |
+| KnownJobs.run | echoes that are late, lists that are over, silence | TICK_S | time; cancel |
 
-No list of jobs is asked for beside Kopf's own (docs/adr/0060). What its watch could miss shows here:
+No list of jobs is asked for beside Kopf's own (docs/adr/0060), unless watches are silent. What Kopf's could miss shows
+here:
 
     its event loop hangs                 no beat comes (rljobs.py)
-    its watch tells nothing any more     the echo of an own status write does not come; Kopf opens a silent watch anew
-    a job went while no watch was open   Kopf lists anew, and tells of all but that one
+    its watch tells nothing any more     the echo of an own status write does not come
+    all watches tell nothing any more    those of the copies are silent: then jobs are listed, too (`silent`), as Kopf
+                                         opens a silent watch anew where it was, and it may stay so
+    a job went while no watch was open   a list tells of all but that one
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rlinf_api.conditions import JobCondition, Status
-from rlinf_operator.manifests.metadata import JobKey
+from rlinf_api.errors import RLinfError
+from rlinf_operator.manifests.metadata import JobKey, is_anothers
 from rlinf_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -50,7 +55,14 @@ class Sight:
     state: str = ""
     """One of STATES; empty: another controller's job, which is not counted."""
     is_listed: bool = False
-    """By a list, Kopf's first or one after a watch that had expired."""
+    """By a list: Kopf's first, one after a watch that had expired, or one because of silence."""
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any], *, is_listed: bool) -> Sight:
+        meta = job["metadata"]
+        key = JobKey(namespace=str(meta["namespace"]), name=str(meta["name"]))
+        state = "" if is_anothers(job) else state_of(job)
+        return cls(key=key, version=int(meta["resourceVersion"]), state=state, is_listed=is_listed)
 
 
 class Enqueue(Protocol):
@@ -75,8 +87,19 @@ class _Own:
 
 
 class KnownJobs:
-    def __init__(self, *, enqueue: Enqueue, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        enqueue: Enqueue,
+        metrics: Metrics,
+        look: Callable[[], AsyncIterator[Sight]],
+        look_every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`look` lists all jobs, no more often than `look_every_s`."""
         self._enqueue, self._metrics, self._clock = enqueue, metrics, clock
+        self._look, self._look_every_s, self._looked_at = look, look_every_s, -math.inf
+        self._is_silent = False
         self._jobs: dict[JobKey, _Known] = {}
         self._own: OrderedDict[JobKey, _Own] = OrderedDict()
         self._beat_at = clock()
@@ -105,8 +128,9 @@ class KnownJobs:
         """Kopf's event loop goes round."""
         self._beat_at = self._clock()
 
-    def wrote(self, key: JobKey, *, version: int) -> None:
-        """The API server has it, so the watch is to tell of it."""
+    def wrote(self, answer: Sight) -> None:
+        """An own write, by the API server's answer to it: the watch is to tell of it."""
+        key, version = answer.key, answer.version
         own = self._own.setdefault(key, _Own(version, 0, 0.0))
         own.newest = version
         self._own.move_to_end(key)
@@ -128,6 +152,10 @@ class KnownJobs:
             if key.namespace == namespace:
                 own.untold = 0
 
+    def silent(self) -> None:
+        """A watch of the copies has said nothing for too long, and was given up."""
+        self._is_silent = True
+
     # --- what is asked ------------------------------------------------------------------------------------------------
     def behind_s(self) -> float:
         """How long Kopf's loop has stood still, or an own write has not been told of."""
@@ -146,8 +174,15 @@ class KnownJobs:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(min(TICK_S, self._look_every_s))
             self.tick()
+            if self._is_silent and self._clock() - self._looked_at >= self._look_every_s:
+                self._is_silent, self._looked_at = False, self._clock()
+                try:
+                    async for sight in self._look():
+                        self.seen(sight)
+                except RLinfError as error:
+                    logger.warning("jobs are not listed", extra={"error": str(error)})
 
     def tick(self) -> None:
         """Passes over jobs of which something was missed, perhaps: a pass reads the job itself."""

@@ -26,8 +26,8 @@ from typing import Any, Final, Protocol
 import kopf
 
 from rlinf_api import names
-from rlinf_operator.handlers.known import BEAT_S, Sight, state_of
-from rlinf_operator.manifests.metadata import JobKey, is_anothers
+from rlinf_operator.handlers.known import BEAT_S, Sight
+from rlinf_operator.manifests.metadata import JobKey
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S: Final = 2.0  # below what the leader has for its end; it takes 0.1 s
@@ -105,13 +105,10 @@ def registry(
 
     @kopf.on.event(names.GROUP, names.VERSION, "rljobs", registry=own)
     async def rljob_seen(body: kopf.Body, meta: kopf.Meta, type: str | None, **_: Any) -> None:
-        key = JobKey(namespace=str(meta["namespace"]), name=str(meta["name"]))
         if type == "DELETED":
-            told.seen(Sight(key=key))
-            return
-        state = "" if is_anothers(body) else state_of(body)
-        version = int(meta["resourceVersion"])
-        told.seen(Sight(key=key, version=version, state=state, is_listed=type is None))
+            told.seen(Sight(key=JobKey(namespace=str(meta["namespace"]), name=str(meta["name"]))))
+        else:
+            told.seen(Sight.of(body, is_listed=type is None))
 
     return own
 

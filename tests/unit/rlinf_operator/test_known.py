@@ -1,9 +1,12 @@
 """The RLJobs that Kopf's watch has told of, and what shows that it tells no more."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 
+from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.handlers.known import ECHO_S, KnownJobs, Sight, state_of
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.metrics import Metrics
@@ -16,13 +19,28 @@ class Bench:
         self.now = 100.0
         self.wishes: list[tuple[JobKey, float]] = []
         self.metrics = Metrics()
-        self.known = KnownJobs(enqueue=self._enqueue, metrics=self.metrics, clock=lambda: self.now)
+        self.listed: list[Sight] = []
+        self.lists = 0
+        self.error: RLinfError | None = None
+        self.known = KnownJobs(
+            enqueue=self._enqueue, metrics=self.metrics, look=self._look, look_every_s=90.0, clock=lambda: self.now
+        )
+
+    async def _look(self) -> AsyncIterator[Sight]:
+        self.lists += 1
+        for sight in self.listed:
+            yield sight
+        if self.error is not None:
+            raise self.error
 
     def _enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
         self.wishes.append((key, after_s))
 
     def seen(self, key: JobKey, version: int, *, state: str = "Running", is_listed: bool = False) -> None:
         self.known.seen(Sight(key=key, version=version, state=state, is_listed=is_listed))
+
+    def wrote(self, key: JobKey, version: int) -> None:
+        self.known.wrote(Sight(key=key, version=version))
 
     def passes(self) -> list[JobKey]:
         """Wished for since the last look."""
@@ -48,7 +66,7 @@ def bench():
 def test_each_change_is_a_pass_and_the_echo_of_the_last_own_write_is_less_urgent(bench):
     bench.seen(ONE, 6)
     for version in (7, 9):
-        bench.known.wrote(ONE, version=version)
+        bench.wrote(ONE, version)
     for version in (7, 8, 9, 10, 0):
         bench.seen(ONE, version)
     assert bench.wishes == [(ONE, 0.0), (ONE, 0.0), (ONE, 0.0), (ONE, ECHO_S), (ONE, 0.0), (ONE, 0.0)]
@@ -97,13 +115,57 @@ def test_the_first_list_and_what_was_told_while_a_list_went_on_are_left_alone(be
     assert bench.passes() == []
 
 
+async def run_for(bench, seconds, monkeypatch):
+    """Of `run`, as the clock goes."""
+    end = bench.now + seconds
+
+    async def sleep(pause_s):
+        bench.now += pause_s
+        if bench.now > end:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await bench.known.run()
+
+
+async def test_jobs_are_listed_where_watches_are_silent_and_no_more_often_than_one_is_given_up(bench, monkeypatch):
+    """Kopf opens a silent watch anew where it was, and behind the same silence it learns of no new job."""
+    bench.seen(ONE, 6)
+    bench.passes()
+    await run_for(bench, 200.0, monkeypatch)
+    assert bench.lists == 0, "nothing is wrong"
+    bench.listed = [
+        Sight(key=ONE, version=6, state="Running", is_listed=True),
+        Sight(key=TWO, version=9, is_listed=True),
+    ]
+    for _ in range(3):
+        bench.known.silent()
+        await run_for(bench, 20.0, monkeypatch)
+    assert (bench.lists, bench.passes()) == (1, [TWO])
+    await run_for(bench, 200.0, monkeypatch)
+    assert bench.lists == 2, "once more, as it was silent since"
+    await run_for(bench, 200.0, monkeypatch)
+    assert bench.lists == 2
+
+
+async def test_a_list_that_fails_is_tried_again_at_the_next_silence(bench, monkeypatch, caplog):
+    bench.error = RetryableError("the API server does not answer")
+    bench.known.silent()
+    await run_for(bench, 10.0, monkeypatch)
+    assert [r.message for r in caplog.records] == ["jobs are not listed"]
+    bench.known.silent()
+    await run_for(bench, 100.0, monkeypatch)
+    assert bench.lists == 2
+
+
 def test_an_own_write_whose_echo_does_not_come_is_a_watch_that_is_behind(bench, caplog):
     bench.seen(ONE, 6)
-    bench.known.wrote(ONE, version=7)
+    bench.wrote(ONE, 7)
     bench.passes()
     bench.later(10.0)
     assert (bench.known.behind_s(), bench.passes()) == (0.0, [])
-    bench.known.wrote(ONE, version=9)
+    bench.wrote(ONE, 9)
     with caplog.at_level(logging.WARNING):
         bench.later(5.0)
         bench.later(5.0)
@@ -118,7 +180,7 @@ def test_an_own_write_whose_echo_does_not_come_is_a_watch_that_is_behind(bench, 
 @pytest.mark.parametrize("end", ["a change by others", "its end", "a pass finds it gone", "its namespace is refused"])
 def test_what_ends_the_wait_for_an_echo(bench, end):
     bench.seen(ONE, 6)
-    bench.known.wrote(ONE, version=7)
+    bench.wrote(ONE, 7)
     match end:
         case "a change by others":
             bench.seen(ONE, 8)
@@ -137,7 +199,7 @@ def test_what_ends_the_wait_for_an_echo(bench, end):
 
 def test_an_echo_that_came_before_the_answer_to_the_write_is_not_waited_for(bench):
     bench.seen(ONE, 7)
-    bench.known.wrote(ONE, version=7)
+    bench.wrote(ONE, 7)
     bench.later(100.0)
     assert bench.known.behind_s() == 0.0
 
@@ -153,7 +215,7 @@ def test_a_loop_of_kopfs_that_hangs_is_a_watch_that_is_behind(bench):
 
 def test_own_writes_are_known_of_four_thousand_jobs(bench):
     for number in range(4097):
-        bench.known.wrote(JobKey(namespace="team", name=str(number)), version=1)
+        bench.wrote(JobKey(namespace="team", name=str(number)), 1)
     bench.seen(JobKey(namespace="team", name="0"), 1)
     bench.seen(JobKey(namespace="team", name="1"), 1)
     assert [after for _, after in bench.wishes] == [0.0, ECHO_S], "the oldest is forgotten"

@@ -12,6 +12,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api.errors import InvariantBroken
 from rlinf_operator import leading, process
+from rlinf_operator.handlers.known import Sight
 from rlinf_operator.handlers.probes import Probes
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.process import ProcessSettings
@@ -171,13 +172,33 @@ async def test_passes_are_measured_and_known_jobs_hear_of_own_writes_and_of_the_
         value = found.server.metrics.registry.get_sample_value
         assert value("rlinf_operator_reconcile_seconds_sum", {"result": "done"}) == 0.3
         told: list[object] = []
-        made["KnownJobs"].wrote = lambda key, *, version: told.append((key, version))
+        made["KnownJobs"].wrote = told.append
         made["KnownJobs"].gone = told.append
         found.given["CachedStore"]["on_job_written"](
             {"kind": "RLJob", "metadata": {"namespace": "team", "name": "math", "resourceVersion": "7"}}
         )
         found.given["Reconciler"]["on_gone"](KEY)
-        assert told == [(KEY, 7), KEY]
+        assert told == [Sight(key=KEY, version=7, state="Pending"), KEY]
+
+
+async def test_where_a_watch_is_silent_jobs_are_listed_of_the_namespaces_that_are_not_refused(world):
+    found: Any = world(watch_namespaces="team,b", watch_inactivity_s=88.0)
+    for namespace in ("team", "b"):
+        meta = {"namespace": namespace, "name": "math"}
+        found.server.put({"apiVersion": names.API_VERSION, "kind": "RLJob", "metadata": meta, "spec": {}})
+    async with found.leads() as made:
+        said: list[str] = []
+        made["KnownJobs"].silent = lambda: said.append("silent")
+        found.given["CachedStore"]["on_silent"]()
+        assert said == ["silent"]
+        look = found.given["KnownJobs"]["look"]
+        assert found.given["KnownJobs"]["look_every_s"] == 88.0
+        sights = [sight async for sight in look()]
+        assert [(s.key.namespace, s.state, s.is_listed) for s in sights] == [
+            ("team", "Pending", True), ("b", "Pending", True)
+        ]  # fmt: skip
+        made["Refusals"].refuses = lambda namespace: namespace == "team"
+        assert [sight.key.namespace async for sight in look()] == ["b"]
 
 
 async def test_kopfs_end_ends_the_leader_and_all_that_it_started(world):
