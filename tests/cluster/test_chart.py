@@ -239,20 +239,26 @@ def reaches(cluster: Cluster, namespace: str, name: str, host: str, port: int) -
     return "open" in said
 
 
-def test_only_drivers_reach_the_scheduler_and_anybody_its_metrics(release: Release, namespace: str):
+SCRAPER = {"app.kubernetes.io/name": "prometheus"}
+
+
+def test_only_drivers_reach_the_scheduler_and_only_a_prometheus_its_metrics(release: Release, namespace: str):
     cluster = release.cluster
-    driver = pod("driver")
+    driver, prometheus = pod("driver"), pod("prometheus")
     driver["metadata"]["labels"][names.LABEL_COMPONENT] = names.COMPONENT_DRIVER
-    create(cluster, namespace, driver, pod("stranger"))
-    wait_ready(cluster, namespace, "driver", "stranger")
+    prometheus["metadata"]["labels"] |= SCRAPER
+    create(cluster, namespace, driver, prometheus, pod("stranger"))
+    wait_ready(cluster, namespace, "driver", "prometheus", "stranger")
     scheduler = release.pods("scheduler")[0]["status"]["podIP"]
     operator = release.pods("operator")[0]["status"]["podIP"]
     service = f"rlinf-operator-scheduler.{release.namespace}.svc"
     until(lambda: reaches(cluster, namespace, "driver", service, 7080), what="a driver to be let in", timeout_s=30)
-    assert reaches(cluster, namespace, "stranger", scheduler, 8080)
-    assert reaches(cluster, namespace, "stranger", operator, 8080)
-    assert not reaches(cluster, namespace, "stranger", scheduler, 7080)
-    assert not reaches(cluster, namespace, "stranger", service, 7080)
+    for ip in (scheduler, operator):
+        until(partial(reaches, cluster, namespace, "prometheus", ip, 8080), what="a scraper to be let in", timeout_s=30)
+        assert not reaches(cluster, namespace, "stranger", ip, 8080)
+    for name in ("stranger", "prometheus"):
+        assert not reaches(cluster, namespace, name, scheduler, 7080)
+        assert not reaches(cluster, namespace, name, service, 7080)
 
 
 def test_the_operator_reaches_drivers_on_their_port_and_nobody_else(release: Release, namespace: str):
@@ -453,10 +459,13 @@ def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, n
         (ips["driver"], names.PORT_DRIVER_GRPC), (ips["driver"], names.PORT_METRICS),
         (ips["worker"], names.PORT_DATA_BASE), (ips["worker"], names.PORT_METRICS),
     ]  # fmt: skip
-    callers = {"own": uid, "another-job": "another-uid", "stranger": ""}
-    for name, label in callers.items():
+    callers = {
+        "own": {names.LABEL_JOB_UID: uid}, "another-job": {names.LABEL_JOB_UID: "another-uid"}, "stranger": {},
+        "prometheus": SCRAPER,
+    }  # fmt: skip
+    for name, labels in callers.items():
         caller = pod(name)
-        caller["metadata"]["labels"] |= {names.LABEL_JOB_UID: label} if label else {}
+        caller["metadata"]["labels"] |= labels
         create(cluster, namespace, caller)
     wait_ready(cluster, namespace, *callers)
 
@@ -465,8 +474,8 @@ def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, n
 
     everything = [port for _, port in listening]
     until(lambda: reached("own") == everything, what="a pod of the job to be let in", timeout_s=30)
-    assert reached("another-job") == [names.PORT_METRICS] * 2
-    assert reached("stranger") == [names.PORT_METRICS] * 2
+    assert reached("prometheus") == [names.PORT_METRICS] * 2
+    assert reached("another-job") == reached("stranger") == []
     step = status(cluster, namespace)["step"]
     until(
         lambda: status(cluster, namespace)["step"] > step, what="the operator to hear of a further step", timeout_s=60
