@@ -99,7 +99,7 @@ async def test_stopping_kopf_leaves_the_tasks_of_others_alone(server):
     other.cancel()
 
 
-async def test_kopf_that_gives_up_says_so(server, monkeypatch):
+async def test_kopf_that_gives_up_says_so(server, monkeypatch, caplog):
     def broken(**_):
         raise RuntimeError("scripted")
 
@@ -108,6 +108,7 @@ async def test_kopf_that_gives_up_says_so(server, monkeypatch):
     watcher.start()
     async with asyncio.timeout(20):
         await watcher.ended.wait()
+    assert "kopf gave up" in caplog.messages
 
 
 def configured(**more):
