@@ -24,9 +24,14 @@ from tools.learn_reasoning.__main__ import main, one
 from tools.learn_reasoning.rows import manifest, rows
 
 
-@pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_one_update_of_the_learner_is_that_of_the_script_number_for_number(tmp_path, kind):
-    """The same samples: loss, gradient and the weights behind AdamW's first step."""
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    [*((kind, 0.0) for kind in grpo.PRESETS), ("grpo", 0.2), ("gspo", 0.02)],
+    ids=lambda value: str(value),
+)
+def test_one_update_of_the_learner_is_that_of_the_script_number_for_number(tmp_path, kind, clip):
+    """The same samples: loss, gradient and the weights behind AdamW's first step. With `clip` they are of an older
+    policy, and its ratio is clipped."""
     base = reasoning.make_folder(tmp_path) / "base"
     model, tokens = models.language_model(str(base), dtype=torch.float32), models.tokenizer(str(base))
     ours, theirs = model, copy.deepcopy(model)
@@ -34,37 +39,57 @@ def test_one_update_of_the_learner_is_that_of_the_script_number_for_number(tmp_p
     prompt = torch.tensor([tokens(text)["input_ids"] for text in prompts]).repeat_interleave(8, 0)
     torch.manual_seed(1)
     ids, is_made, engine = plain.sampled(theirs, prompt, most=5, least=2, stop=2)
+    if clip:
+        engine = engine + 0.3 * torch.randn_like(engine)
     assert len(set(is_made.sum(1).tolist())) > 1, "answers of several lengths"
     reward_PG = torch.tensor(np.random.default_rng(0).integers(0, 2, (24, 8)), dtype=torch.float32)
+    worth_PG = reward_PG - plain.too_long(is_made).view_as(reward_PG) if kind == "dapo" else reward_PG
+    assert kind != "dapo" or float((worth_PG != reward_PG).float().mean()) > 0.1
     loss, _ = plain.loss_of(
-        theirs, ids, is_made, plain.advantages(reward_PG, kind=kind).flatten(), engine=None, kind=kind, least=2
-    )
+        theirs, ids, is_made, plain.advantages(worth_PG, kind=kind).flatten(), engine=engine if clip else None,
+        kind=kind, clip=clip, least=2,
+    )  # fmt: skip
     loss.backward()
-    flow = grpo.check_config({"loss": {"kind": kind}, "optimizer": {"learningRate": 5e-4}})
-    config = _learner_config(
-        flow, TextFsdpConfig(token_budget=100), {"most": 5, "temperature": 1.0, "stops": [2], "least": 2}
+    wanted = {"kind": kind, **({"clipLow": clip, "clipHigh": clip} if clip else {})}
+    wanted |= {"overlongBuffer": 1} if kind == "dapo" else {}
+    config = {"loss": wanted, "optimizer": {"learningRate": 5e-4}, "oldLogprobs": "engine" if clip else "recompute"}
+    flow = grpo.check_config(config)
+    limits = {"most": 5, "temperature": 1.0, "stops": [2], "least": 2}
+    learner = TextLearner(
+        ours, Scorer(ours, temperature=1.0, stops=[2]), _learner_config(flow, TextFsdpConfig(token_budget=100), limits)
     )
-    learner = TextLearner(ours, Scorer(ours, temperature=1.0, stops=[2]), config)
     advantage = AdvantageConfig(baseline=flow["loss"]["baseline"], scale=flow["loss"]["scale"])
-    learner.add([
+    answers = [
         AnswerGroup(
             prompt=prompt[8 * n].numpy().astype(np.int32), lengths=keep.sum(1).numpy().astype(np.int32),
             tokens=ids[8 * n : 8 * n + 8, -5:][keep].numpy().astype(np.int32),
             engine=engine[8 * n : 8 * n + 8][keep].numpy(),
-            advantage_G=groups.of_group(reward_PG[n].double().numpy(), advantage),
+            advantage_G=groups.of_group(
+                reward_PG[n].double().numpy()
+                + groups.overlong_penalty(keep.sum(1).numpy(), longest=5, buffer=flow["loss"]["overlong_buffer"]),
+                advantage,
+            ),
+            old=engine[8 * n : 8 * n + 8][keep] if clip else None,
         )
         for n, keep in enumerate(is_made.split(8))
-    ])  # fmt: skip
+    ]  # fmt: skip
+    if advantage.scale == "batch":
+        sums = groups.batch_sums(np.concatenate([answer.advantage_G for answer in answers]))
+        for answer in answers:
+            answer.advantage_G = groups.over_batch(answer.advantage_G, sums)
+    learner.add(answers)
+    weight = float(is_made.sum()) if flow["loss"]["aggregation"] == "token-mean" else 192.0
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert mine.grad is not None
         assert other.grad is not None
-        assert float((mine.grad / 192 - other.grad).norm()) <= 2e-5 * float(other.grad.norm()) + 1e-9, name
+        assert float((mine.grad / weight - other.grad).norm()) <= 2e-5 * float(other.grad.norm()) + 1e-9, name
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=5e-4, weight_decay=0.0)
     norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
     optimizer.step()
     totals, found = learner.update(1, steps=100)
     assert found == pytest.approx(float(norm), rel=1e-5)
     assert totals.sums["loss"] / totals.sums["weight"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert (totals.sums["clipped"] > 0) == bool(clip)
     apart = torch.cat([(a - b).abs().flatten() for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)])
     assert float((apart < 1e-5).float().mean()) > 0.99, "AdamW's first step is the sign of a gradient"
 

@@ -83,7 +83,7 @@ def one(row: Row, *, build: Path) -> Line:
         _, most, least = SIZES[row.task]
         script = plain.learn(
             folder, reward=REWARDS[row.task], steps=row.steps, learning_rate=row.learning_rate, seed=row.seed,
-            most=most, least=least, kind=row.kind, delay=row.staleness,
+            most=most, least=least, kind=row.kind, delay=row.staleness, clip=row.clip,
         )  # fmt: skip
     return judged(row, curve, script) | {"job_s": round(job_s, 1), "script_s": round(time.monotonic() - began, 1)}
 

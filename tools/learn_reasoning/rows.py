@@ -31,6 +31,8 @@ class Row:
     kind: str = "grpo"
     engine: str = "transformers"
     staleness: int = 0
+    clip: float = 0.0
+    """Above 0: corrected by the clipped ratio to what the engine said (`oldLogprobs: engine`), not by weights."""
     has_script: bool = True
     reward: Mapping[str, Any] = field(default_factory=dict)
     """Config of role reward."""
@@ -52,7 +54,7 @@ def rows() -> Iterator[Row]:
         for kind in ("grpo", "rloo"):
             yield Row(**_addition, **plain, name=f"addition-{kind}-{seed}", kind=kind, seed=seed, bar=0.93)
     for kind in ("dr-grpo", "dapo", "gspo", "reinforce++"):
-        yield Row(**_addition, **plain, name=f"addition-{kind}-1", kind=kind, seed=1, bar=0.85, has_script=False)
+        yield Row(**_addition, **plain, name=f"addition-{kind}-1", kind=kind, seed=1, bar=0.85)
     late: dict[str, Any] = {
         "task": "addition",
         "reward": {"function": "exact"},
@@ -62,6 +64,7 @@ def rows() -> Iterator[Row]:
     }
     for staleness in (0, 1, 2, 4):
         yield Row(**late, name=f"stale-{staleness}", staleness=staleness)
+    yield Row(**late, name="stale-4-behaviour", staleness=4, clip=0.2)
     yield Row(**_addition, **plain, name="killed", seed=1, bar=0.9, kills_every=10)
     yield Row(
         **_addition, task="addition", name="shuffled", seed=1, has_script=False, falls=True,
@@ -98,6 +101,9 @@ def manifest(row: Row, folder: Path) -> dict[str, Any]:
         "promptsPerStep": 64, "samplesPerPrompt": 8, "loss": loss, "optimizer": {"learningRate": row.learning_rate},
         "channels": {"rewarded": {"microBatch": 16}},
     }  # fmt: skip
+    if row.clip:
+        loss |= {"clipLow": row.clip, "clipHigh": row.clip}
+        config["oldLogprobs"] = "engine"
     return {
         "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": row.name.replace("+", "p")},
         "spec": {
