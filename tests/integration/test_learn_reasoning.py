@@ -103,7 +103,9 @@ def test_what_was_run_is_not_run_again_and_says_which_bars_are_missed(tmp_path, 
     assert main(["--rows", "stale-0", "stale-2", "--minutes", "0"], build=tmp_path) == 1
     assert "1 of 2 rows were run, not stale-2" in capsys.readouterr().out
     (tmp_path / "reasoning.md").write_text(f"before{report.BEGIN}old{report.END}after")
-    report.publish([met, missed], at=tmp_path)
+    order = ["stale-0", "stale-1"]
+    report.publish([met, {**missed, "last": 0.5}], at=tmp_path, order=order)
+    report.publish([missed, {**met, "row": "gone"}], at=tmp_path, order=order)
     page = (tmp_path / "reasoning.md").read_text()
     assert "| stale-1 | 0.400 | 0.900 | 0.950 | 0.8 | missed | 1 |" in page
     assert "old" not in page

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], *, build: Path = BUILD) -> int:
     path = build / "results.jsonl"
     done = {line["row"]: line for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     if args.publish:
-        report.publish([done[row.name] for row in rows() if row.name in done], at=ROOT / "docs" / "learning")
+        report.publish(list(done.values()), at=ROOT / "docs" / "learning", order=[row.name for row in rows()])
         return 0
     until = time.monotonic() + 60 * args.minutes
     for row in wanted:

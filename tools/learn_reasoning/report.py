@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 BEGIN, END = "<!-- rows -->", "<!-- /rows -->"
-WIDTH, HEIGHT, EDGE = 720, 360, 40
+WIDTH, HEIGHT, EDGE, NAMES = 720, 400, 40, 150
+LINE = 14
+"""Of the names beside the curves."""
 COLOURS: Final = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 Line = Mapping[str, Any]
 
@@ -52,20 +54,26 @@ def picture(lines: Sequence[Line]) -> str:
         parts.append(path(line["curve"], colour, ""))
         if "script" in line:
             parts.append(path(line["script"], colour, ' stroke-dasharray="4 4"'))
-        at = EDGE + 14 * number
-        parts.append(f'<text x="{WIDTH - 4 * EDGE}" y="{at + 150}" font-size="12" fill="{colour}">{line["row"]}</text>')
+        at = EDGE + LINE * number
+        parts.append(f'<text x="{WIDTH - EDGE + 12}" y="{at}" font-size="11" fill="{colour}">{line["row"]}</text>')
     for value in (0.0, 0.5, 1.0):
         y = HEIGHT - EDGE - value * (HEIGHT - 2 * EDGE)
         parts.append(f'<text x="4" y="{y:.0f}" font-size="12">{value:g}</text>')
     parts.append(f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 12}" font-size="12">step {longest}</text>')
     inner = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">\n{inner}\n</svg>\n'
+    tall = max(HEIGHT, 2 * EDGE + LINE * len(lines))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + NAMES} {tall}">\n{inner}\n</svg>\n'
 
 
-def publish(lines: Sequence[Line], *, at: Path) -> None:
+def publish(lines: Sequence[Line], *, at: Path, order: Sequence[str]) -> None:
+    """`lines` beside what the page has of other rows, in this order; rows that are not in it are left out."""
     at.mkdir(parents=True, exist_ok=True)
+    path = at / "reasoning.json"
+    known = {line["row"]: line for line in (json.loads(path.read_text(encoding="utf-8")) if path.exists() else [])}
+    known |= {line["row"]: line for line in lines}
+    lines = [known[name] for name in order if name in known]
     said = ",\n".join(json.dumps(line) for line in lines)
-    (at / "reasoning.json").write_text(f"[\n{said}\n]\n", encoding="utf-8")
+    path.write_text(f"[\n{said}\n]\n", encoding="utf-8")
     (at / "reasoning.svg").write_text(picture(lines), encoding="utf-8")
     page = (at / "reasoning.md").read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[1]
