@@ -1,5 +1,7 @@
 """A language model that is made on the spot learns with flow grpo, and what comes out is a folder of Hugging Face's."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -149,6 +151,38 @@ def test_two_ranks_learn_what_one_does(folder, learnt):
     one = learnt.lines("metrics")
     for name in ("reward_mean", "grad_norm", "entropy", "groups_count", "tokens_count"):
         assert [line[name] for line in two[:5]] == pytest.approx([line[name] for line in one[:5]], rel=1e-4), name
+
+
+@pytest.mark.long("four whole jobs with torch and transformers; what a checkpoint holds is shown without a job")
+@pytest.mark.timeout(400)
+def test_a_job_that_is_stopped_and_goes_on_ends_as_one_that_is_not_also_on_other_ranks(folder):
+    """On as many ranks bit for bit; on two, five steps behind the checkpoint, to 0.00001."""
+    job = reasoning.manifest(folder, steps=12, loss={"correction": "none"})
+    with Run(folder, file=job, small=False, name="whole") as run:
+        assert run.end(timeout_s=120) == 0, run.said
+        whole = run.work_dir / "checkpoints" / "b0-12" / "actor" / "huggingface"
+        digests = {line["step"]: line["digest"] for line in run.lines("lineage")}
+        numbers = {line["step"]: line for line in run.lines("metrics")}
+    for ranks in (1, 2):
+        name = f"stopped-{ranks}"
+        with Run(folder, file=job, small=False, name=name) as run:
+            run.until_step(5)
+            run.process.send_signal(signal.SIGTERM)
+            assert run.end(timeout_s=100) == 130, run.said
+            stopped = run.answer["steps"]
+            assert 5 <= stopped < 8, "so that five steps of the job are behind it"
+        again = job if ranks == 1 else reasoning.manifest(folder, steps=12, ranks=2, loss={"correction": "none"})
+        with Run(folder, file=again, small=False, name=name) as run:
+            assert run.end(timeout_s=120) == 0, run.said
+            [saved] = (run.work_dir / "checkpoints").glob("*-12/actor/huggingface")
+            assert {line["step"]: line["digest"] for line in run.lines("lineage")} == digests
+            if ranks == 1:
+                assert (saved / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+            found = {line["step"]: line for line in run.lines("metrics")}
+        for step in range(stopped + 1, stopped + 6):
+            for metric in ("policy_loss", "grad_norm", "reward_mean", "entropy"):
+                wanted = pytest.approx(numbers[step][metric], rel=1e-5, abs=1e-7)
+                assert found[step][metric] == wanted, (ranks, step, metric)
 
 
 @pytest.mark.long("a whole job of what trainer and judge show by themselves: a step without groups")
