@@ -18,25 +18,21 @@ SAFETY times what it costs, over the steps that are left.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
-from rlinf_scheduler.planner import search, words
 from rlinf_scheduler.planner import spec as plans
-from rlinf_scheduler.planner.candidate import Candidate
-from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
-from rlinf_scheduler.planner.search import Scored
 from rlinf_scheduler.planner.simulate import Prediction, simulate
 from rlinf_scheduler.replan.evidence import StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit
-from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known, pods_of
+from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known
+from rlinf_scheduler.replan.others import Other, Others, content, place
 
 MIN_GAIN: Final = 0.05
 """Of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of 100."""
@@ -50,10 +46,6 @@ WORSE: Final = 0.02  # than before, beyond noise: less is not worth another chan
 DRIFT: Final = 0.10  # of the step, up or down
 ROLE_DRIFT: Final = 0.15
 """Of what a role on the critical path computes in a step, up or down: others may hide it from the step."""
-IN_PLACE_S: Final = 0.2
-"""A change that keeps all processes: docs/plans.md has 0.006 to 0.16 s."""
-START_S: Final = 30.0
-"""Until a worker that nobody has timed works: imports, weights, the first compile of an engine."""
 CODES: Final = (
     "Off", "Pinned", "Pending", "Profiling", "Unfit", "Best", "Verifying", "Verified", "NotWorthIt",
     "NoneLeft",
@@ -83,31 +75,15 @@ class NextPlan:
     plan: RLPlanSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
-    """A plan that could come next: what a step is expected to take, and what the change to it costs."""
-
-    seconds: float
-    change_s: float
-    price: float
-    """Of its slots, over those of the plan in force: 1 where slots come for nothing (spec.objective)."""
-    candidate: Candidate
-    prediction: Prediction
-    plan: RLPlanSpec
-    is_new: bool
-    """It was never in force."""
-
-    @property
-    def worth_s(self) -> float:
-        """Seconds of a step that are as good, on the slots of the plan in force."""
-        return self.seconds * self.price
-
-
 def decide(case: Case) -> Stay | NextPlan:
     return _Decision(case).made()
 
 
 class _Decision(Known):
+    @cached_property
+    def others(self) -> Others:
+        return Others(self)
+
     # --- in which order it is asked -----------------------------------------------------------------------------------
     def made(self) -> Stay | NextPlan:
         job, newest = self.case.job, self.case.profiles[-1]
@@ -156,7 +132,7 @@ class _Decision(Known):
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
         before = steps_of(self.own_of(base.revision))
-        if not slower(self.now, before.scaled_to(expected * self._price(base)), by=WORSE):
+        if not slower(self.now, before.scaled_to(expected * self.others.price(base)), by=WORSE):
             return None
         said = (
             f"revision {self.plan.revision} takes {self.now.mean:.4g} s a step ({self.now.count} steps), and revision "
@@ -194,18 +170,18 @@ class _Decision(Known):
         """The plan that would be best if what nobody has measured cost nothing, where it promises much. One in a job:
         what is still assumed behind it no other would measure either."""
         probes = [p.spec for p in self.case.plans if p.spec.reason.code is PlanReason.PROBE]
-        has_tried = any(_place(p) != _place(self.records[p.based_on.revision].spec) for p in probes
+        has_tried = any(place(p) != place(self.records[p.based_on.revision].spec) for p in probes
                         if p.based_on.revision in self.records)  # fmt: skip
         if not fitted.assumed or has_tried or self.case.job.placement.apply != "Auto":
             return None
         hopeful = replace(fitted.problem, roles=tuple(_free_moves(role) for role in fitted.problem.roles))
-        for scored, written in self._ranked(hopeful, excluded={_content(self.plan)}):
-            price = self._price(written)
+        for scored, written in self.others.ranked(hopeful, excluded={content(self.plan)}):
+            price = self.others.price(written)
             hoped, feared = (
                 1e-3 * simulate(p, scored.candidate).period_ms * self.off * price for p in (hopeful, fitted.problem)
             )
             steps = self.case.job.placement.profile_steps
-            cost = steps * max(0.0, feared - self.now.mean) + 2 * self._change_s(written)
+            cost = steps * max(0.0, feared - self.now.mean) + 2 * self.others.change_s(written)
             left = self.remaining * self.now.mean
             if feared <= best_s or hoped > (1 - PROBE_GAIN) * best_s or cost > PROBE_SHARE * left:
                 return None  # it needs no probe, or is not worth one
@@ -231,7 +207,7 @@ class _Decision(Known):
 
     def _choice(self, fitted: Fit) -> Stay | NextPlan:
         last, current_s = self.case.profiles[-1].last_step, self.now.mean
-        others = list(self._others(fitted.problem))
+        others = list(self.others.of(fitted.problem))
         best_s = min([current_s, *(other.worth_s for other in others)])
         is_first = not self.is_settled
         if is_first and (probe := self._probe_of_costs(fitted, best_s=best_s)):
@@ -240,28 +216,33 @@ class _Decision(Known):
         if not others:
             return Stay("NoneLeft", "no other plan is allowed", considered=last, again_at=again_at)
         best = min(others, key=self._total_s)
-        if self._total_s(best) >= current_s * self.remaining:
-            next_best = min(others, key=lambda other: other.worth_s)
-            gain = current_s - next_best.worth_s
-            said = f"revision {self.plan.revision} takes {current_s:.4g} s a step, the best other would take "
-            said += f"{next_best.seconds:.4g} s ({words.describe(fitted.problem, next_best.candidate)})"
-            said += self._priced(next_best)
-            for pool, until in self.no_pods_until.items():
-                said += (
-                    f"; more pods of pool {pool} are not tried for {until - self.case.now:.0f} s, as one had no node"
-                )
-            if gain < MIN_GAIN * current_s:
-                said += f"; that is no gain of {MIN_GAIN:.0%}"
-                return Stay("Best", said, considered=last, again_at=again_at)
-            said += (
-                f": {gain * self.remaining:.4g} s over the {self.remaining} steps that are left, and a change costs "
-            )
-            said += f"about {next_best.change_s:.4g} s"
-            return Stay("NotWorthIt", said, considered=last, again_at=again_at)
-        instead_s = current_s
+        if self._total_s(best) < current_s * self.remaining:
+            return self._next(best, others, fitted.problem, is_first=is_first)
+        code, why = self._none_pays(min(others, key=lambda other: other.worth_s), fitted.problem)
+        return Stay(code, why, considered=last, again_at=again_at)
+
+    def _none_pays(self, best: Other, problem: PlanProblem) -> tuple[str, str]:
+        """Code and sentence; `best` has the shortest step, whatever the change to it costs."""
+        current_s = self.now.mean
+        gain = current_s - best.worth_s
+        said = (
+            f"revision {self.plan.revision} takes {current_s:.4g} s a step, the best other would take "
+            f"{best.seconds:.4g} s ({words.describe(problem, best.candidate)}){self._priced(best)}"
+        )
+        for pool, until in self.no_pods_until.items():
+            said += f"; more pods of pool {pool} are not tried for {until - self.case.now:.0f} s, as one had no node"
+        if gain < MIN_GAIN * current_s:
+            return "Best", f"{said}; that is no gain of {MIN_GAIN:.0%}"
+        return "NotWorthIt", (
+            f"{said}: {gain * self.remaining:.4g} s over the {self.remaining} steps that are left, and a change costs "
+            f"about {best.change_s:.4g} s"
+        )
+
+    def _next(self, best: Other, others: Sequence[Other], problem: PlanProblem, *, is_first: bool) -> NextPlan:
+        instead_s = self.now.mean
         if self.plan.reason.code is PlanReason.PROBE:  # what it is better than is the best that was there before
-            instead_s = min([current_s, *(other.seconds for other in others if not other.is_new and other is not best)])
-        said = f"{words.describe(fitted.problem, best.candidate)}: {best.seconds:.4g} s a step"
+            instead_s = min([instead_s, *(other.seconds for other in others if not other.is_new and other is not best)])
+        said = f"{words.describe(problem, best.candidate)}: {best.seconds:.4g} s a step"
         if not best.is_new:
             said += ", as was measured before"
         elif best.seconds <= instead_s:
@@ -272,32 +253,21 @@ class _Decision(Known):
         said += f"; a step of revision {self.plan.revision} takes {self.off:.3f} times what the simulator says"
         code = PlanReason.CAPACITY_CHANGED if self.case.again else PlanReason.DRIFT
         return self._written(
-            best.plan,
-            PlanReason.PROFILED if is_first else code,
-            said,
-            seconds=best.seconds,
-            prediction=best.prediction,
-            others=self._runners_up(fitted.problem, best, others),
-        )
+            best.plan, PlanReason.PROFILED if is_first else code, said, seconds=best.seconds,
+            prediction=best.prediction, others=self._runners_up(problem, best, others),
+        )  # fmt: skip
 
     def _total_s(self, other: Other) -> float:
         """Of the steps that are left. What was never in force has to promise MIN_GAIN more than what it would replace,
         twice that after each plan that was rolled back; what was in force, more than the noise, unless what it replaces
         was there to be measured only."""
         was_probe = self.plan.reason.code is PlanReason.PROBE
-        margin = MIN_GAIN * 2 ** len(self._rolled_back) if other.is_new else 0.0 if was_probe else WORSE
+        margin = MIN_GAIN * 2 ** len(self.others.rolled_back) if other.is_new else 0.0 if was_probe else WORSE
         return (1 + margin) * other.worth_s * self.remaining + SAFETY * other.change_s
-
-    def _price(self, plan: RLPlanSpec) -> float:
-        return math.exp(self.problem.price(self._paid(plan)) - self.problem.price(self._paid(self.plan)))
-
-    def _paid(self, plan: RLPlanSpec) -> int:
-        """Slots of its pods."""
-        return sum(pods_of(plan, pool.name) * pool.slots_per_pod for pool in self.problem.pools)
 
     def _priced(self, other: Other) -> str:
         """What it costs where slots have a price."""
-        paid, now = self._paid(other.plan), self._paid(self.plan)
+        paid, now = self.others.paid(other.plan), self.others.paid(self.plan)
         return f", on {paid} slots instead of {now}" if self.problem.has_price and paid != now else ""
 
     def _runners_up(self, problem: PlanProblem, best: Other, others: Sequence[Other]) -> list[Alternative]:
@@ -310,109 +280,14 @@ class _Decision(Known):
                     words.lost_because(
                         best.prediction,
                         other.prediction,
-                        more_slots=self._paid(other.plan) - self._paid(best.plan),
+                        more_slots=self.others.paid(other.plan) - self.others.paid(best.plan),
                     )
                 ),
             )
             for other in rest[:ALTERNATIVES]
         ]
 
-    def _others(self, problem: PlanProblem) -> Iterator[Other]:
-        """Candidates of the search, by how far the simulator is off now, and plans that were in force before."""
-        excluded = {_content(self.plan)}
-        earlier = list(self._earlier(excluded=excluded))
-        known = excluded | {_content(other.plan) for other in earlier}
-        for scored, written in self._ranked(problem, excluded=known):
-            seconds = 1e-3 * scored.prediction.period_ms * self.off
-            yield self._other(written, scored.candidate, scored.prediction, seconds=seconds, is_new=True)
-        yield from earlier
-
-    def _ranked(self, problem: PlanProblem, *, excluded: set[str]) -> Iterator[tuple[Scored, RLPlanSpec]]:
-        """Candidates that a plan can say and the rules allow, the best first."""
-        stands = plans.stands(problem, self.plan, self.case.job)
-        keep = []
-        if not self.case.profiles[-1].checkpoints:  # a gang that moves would have nothing to begin again on
-            gangs = {role.name for role in problem.roles if role.is_gang}
-            keep = [standing.region for standing in stands if not gangs.isdisjoint(standing.workers)]
-        found = search.plan(problem, start=[plans.read(problem, self.plan, self.case.job)], keep=keep)
-        if isinstance(found, Infeasible):
-            return
-        for scored in (found.best, *found.others):
-            written = plans.write(
-                problem, scored.candidate, scored.prediction, job=self.plan.job, revision=self._revision,
-                reason=PlanReasonModel(code=PlanReason.PROFILED), instead_of=stands,
-            )  # fmt: skip
-            if written is not None and _content(written) not in excluded and self._is_allowed(written):
-                yield scored, written
-
-    def _other(
-        self, plan: RLPlanSpec, candidate: Candidate, prediction: Prediction, *, seconds: float, is_new: bool
-    ) -> Other:
-        return Other(
-            seconds=seconds, change_s=self._change_s(plan), price=self._price(plan), candidate=candidate,
-            prediction=prediction, plan=plan, is_new=is_new,
-        )  # fmt: skip
-
-    def _earlier(self, *, excluded: set[str]) -> Iterator[Other]:
-        """Plans that were in force before, by how far the simulator was off then; of the same content the newest."""
-        seen = set(excluded)
-        for record in reversed(self.case.plans):
-            content = _content(record.spec)
-            if content in seen or record.failed or not self._is_allowed(record.spec):
-                continue
-            if (off := self.off_of(record.spec.revision)) is None:
-                continue
-            seen.add(content)
-            candidate = plans.read(self.problem, record.spec, self.case.job)
-            prediction = simulate(self.problem, candidate)
-            seconds = 1e-3 * prediction.period_ms * off
-            yield self._other(record.spec, candidate, prediction, seconds=seconds, is_new=False)
-
-    def _is_allowed(self, plan: RLPlanSpec) -> bool:
-        side_by_side = self.case.job.placement.mode is PlacementMode.DISAGGREGATED  # an edit, maybe, since it was made
-        if _place(plan) in self._given_up or (side_by_side and plan.lease_sets):
-            return False
-        if not self.case.profiles[-1].checkpoints and self._moves_a_gang(plan):
-            return False
-        return plan_rules.allows(plan, self.case.job)
-
-    def _moves_a_gang(self, plan: RLPlanSpec) -> bool:
-        """It would have to begin again on a checkpoint."""
-        before, after = _slots(self.plan), _slots(plan)
-        return any(before.get(role.name) != after.get(role.name) for role in self.problem.roles if role.is_gang)
-
-    @cached_property
-    def _rolled_back(self) -> set[int]:
-        return {p.spec.based_on.revision for p in self.case.plans if p.spec.reason.code is PlanReason.ROLLED_BACK}
-
-    @cached_property
-    def _given_up(self) -> set[object]:
-        """Where workers were in what failed, or was rolled back: other sizes there are no other plan."""
-        return {
-            _place(p.spec)
-            for p in self.case.plans
-            if (p.failed and not p.no_node_at) or p.spec.revision in self._rolled_back
-        }
-
     # --- writing ------------------------------------------------------------------------------------------------------
-    @property
-    def _revision(self) -> int:
-        return max(self.case.highest, *self.records) + 1
-
-    def _change_s(self, plan: RLPlanSpec) -> float:
-        """What a change to it costs: nothing starts again where all workers stay on their slots."""
-        before, after = _slots(self.plan), _slots(plan)
-        moved = {role for role in after if before.get(role) != after[role]}
-        if not moved:
-            return IN_PLACE_S
-        starts = {
-            part.name: move.seconds.value
-            for part in self.case.profiles[-1].roles
-            for move in part.moves
-            if move.what == "start"
-        }
-        return IN_PLACE_S + max(starts.get(role, START_S) for role in moved)
-
     def _written(
         self,
         plan: RLPlanSpec,
@@ -430,7 +305,7 @@ class _Decision(Known):
             plan.model_copy(
                 update={
                     "job": self.plan.job,
-                    "revision": self._revision,
+                    "revision": self.next_revision,
                     "based_on": BasedOn(revision=self.plan.revision, profile=self.case.profiles[-1].key),
                     "source": "Scheduler",
                     "predicted": plans.predicted(of, scale=1e3 * expected / of.period_ms),
@@ -449,31 +324,3 @@ def _free_moves(role: RoleCosts) -> RoleCosts:
     load = ZERO if role.load_ms.by is Provenance.ASSUMED else role.load_ms
     offload = ZERO if role.offload_ms.by is Provenance.ASSUMED else role.offload_ms
     return replace(role, load_ms=load, offload_ms=offload)
-
-
-def _content(plan: RLPlanSpec) -> str:
-    """What makes two plans the same to execute."""
-    return plan.model_dump_json(include={"pools", "workers", "lease_sets", "channels", "cycles"})
-
-
-def _place(plan: RLPlanSpec) -> object:
-    return tuple(sorted(_places(plan).items()))
-
-
-def _slots(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
-    """Of each role: its slots, and whether it takes turns on them. Who has others starts again."""
-    shared = {turn.role for lease in plan.lease_sets for turn in lease.turns}
-    found: dict[str, tuple[object, ...]] = {}
-    for entry in plan.workers:
-        found[entry.role] = (*found.get(entry.role, ()), entry.count, entry.slots, entry.role in shared)
-    return found
-
-
-def _places(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
-    """Of each role: its slots, and whom it shares them with."""
-    shared = [(lease.slots, tuple(turn.role for turn in lease.turns)) for lease in plan.lease_sets]
-    found: dict[str, tuple[object, ...]] = {}
-    for entry in plan.workers:
-        sets = tuple(sorted(slots for slots, roles in shared if entry.role in roles))
-        found[entry.role] = (*found.get(entry.role, ()), entry.count, entry.slots, sets)
-    return found

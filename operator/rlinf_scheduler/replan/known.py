@@ -137,6 +137,10 @@ class Known:
     def remaining(self) -> int:
         return max(0, self.case.job.flow.steps - self.case.profiles[-1].last_step)
 
+    @property
+    def next_revision(self) -> int:
+        return max(self.case.highest, *self.records) + 1
+
     # --- expected and measured ----------------------------------------------------------------------------------------
     def predicted(self, plan: RLPlanSpec, problem: PlanProblem) -> Prediction:
         return simulate(problem, plans.read(problem, plan, self.case.job))

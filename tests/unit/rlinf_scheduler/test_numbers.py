@@ -8,7 +8,7 @@ import pytest
 from rlinf_scheduler import __main__ as process
 from rlinf_scheduler import jobs, kept, plan_writer, service
 from rlinf_scheduler.planner import initial
-from rlinf_scheduler.replan import decide, fit
+from rlinf_scheduler.replan import decide, fit, others
 
 NUMBERS: dict[ModuleType, dict[str, float]] = {
     initial: {"MAX_STAGES": 64, "DEFAULT_SLICES": 2},
@@ -36,10 +36,9 @@ NUMBERS: dict[ModuleType, dict[str, float]] = {
         "VERIFIED_STEPS": 5,
         "WORSE": 0.02,
         "DRIFT": 0.10,
-        "IN_PLACE_S": 0.2,
-        "START_S": 30.0,
         "ALTERNATIVES": 4,
     },
+    others: {"IN_PLACE_S": 0.2, "START_S": 30.0},
 }
 
 
