@@ -183,7 +183,7 @@ mutants: env
 test-turns: env
 	TURNS_LONG=1 $(VENV)/python -m pytest tests/integration/test_turns_over_pods.py
 
-## chaos: 10 minutes of random faults over a job that learns, and a verdict (ARGS="--seconds 60 --seed 7")
+## chaos: 10 minutes of random faults over a job that learns, and a verdict (ARGS="--seconds 60 --seed 7", "--schedules 200")
 .PHONY: chaos
 chaos: env
 	$(VENV)/python -m tools.chaos $(ARGS)

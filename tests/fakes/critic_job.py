@@ -49,9 +49,10 @@ class Sampler:
     async def run(self, ctx: RoleContext) -> None:
         await ctx.ready()
         prompts, samples, returns = ctx.channel("prompts"), ctx.channel("samples"), ctx.channel("returns")
+        pace_s = float(ctx.config.get("paceSeconds", 0.004))
         async for prompt in prompts:
             with ctx.span("compute", step=prompt.step):
-                await asyncio.sleep(0.004)
+                await asyncio.sleep(pace_s)
             for channel in (samples, returns):
                 await channel.put({"reward": luck(prompt.key)}, key=prompt.key, parents=[prompt])
             prompts.ack(prompt)

@@ -2,6 +2,7 @@
 
     make chaos                                       600 s, a new seed (printed)
     make chaos ARGS="--seconds 60 --seed 7"
+    make chaos ARGS="--schedules 200"                jobs of other shapes (schedules.py); goes on where it was stopped
 
 First 5 undisturbed seeds, then jobs under faults, one after the other, until the time is up; the last one is let come
 to its end. Every third job has warm spares. Exit code 1 where something does not hold; the JSON lies at
@@ -23,9 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.chaos import plans, rounds, verdict
-from tools.chaos.job import ROOT, JobError, lacking
+from tools.chaos import plans, rounds, schedules, verdict
+from tools.chaos.job import JobError, lacking
 from tools.chaos.rounds import Round
+from tools.resumable import results
+from tools.running_job import ROOT
 
 EVERY_WITH_SPARES = 3
 STEPS = 97  # as examples/cartpole has: it learns to the top within them
@@ -41,6 +44,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="of the faults (default: a new one)")
     parser.add_argument("--baseline", type=int, default=5, metavar="N", help="undisturbed seeds (default 5)")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"of each job (default {STEPS})")
+    parser.add_argument("--schedules", type=int, default=0, metavar="N", help="of jobs of other shapes, instead")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="begin no schedule after so long")
+    parser.add_argument("--at-once", type=int, default=3, metavar="N", help="schedules (default 3: they wait a lot)")
     options = parser.parse_args()
     if options.seconds <= 0 or options.baseline < 1 or options.steps <= rounds.FIRST_STEP:
         parser.error(f"wanted --seconds above 0, --baseline of 1 or more, --steps above {rounds.FIRST_STEP}")
@@ -49,6 +55,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    if options.schedules:
+        return _schedules(options)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     folder = Path(tempfile.mkdtemp(prefix="rlinf-chaos-"))
     kept = ROOT / "build" / "chaos"
@@ -75,6 +83,15 @@ def main() -> int:
         say(f"not seen: {text}")
     say("all held" if not problems else f"{len(problems)} things did not hold")
     return 1 if problems else 0
+
+
+def _schedules(options: argparse.Namespace) -> int:
+    found = results(
+        schedules.KEPT / "schedules.jsonl", schedules.one, count=options.schedules,
+        until=time.monotonic() + 60 * options.minutes, at_once=options.at_once,
+    )  # fmt: skip
+    say(schedules.summary(found))
+    return 0 if len(found) == options.schedules and all(line["ok"] for line in found) else 1
 
 
 def _calm(folder: Path, options: argparse.Namespace) -> list[Round]:

@@ -28,7 +28,8 @@ import psutil
 
 from rlinf_api import names
 from tools.chaos import plans
-from tools.chaos.job import Job, Part
+from tools.chaos.job import Job
+from tools.running_job import Part
 
 Kind = Literal["kill", "kill-pod", "stop", "pause", "slow", "full", "plan"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

@@ -15,64 +15,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psutil
 import yaml
 
 from rlinf_api import names
 from tools.chaos.plans import Plans
+from tools.running_job import LOOK_S, ROOT, RunningJob
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLE: Final = ROOT / "examples" / "cartpole" / "rljob.yaml"
 DISK_BYTES: Final = 8 << 20  # of the checkpoints' file system: three of 200 KB and one that is written, with room
-LOOK_S: Final = 0.25  # between two looks at the process tree: each costs a walk through /proc
 GONE_S: Final = 1.0  # for processes that are on their way out when rljob has ended
 SETTINGS: Final = {"step_deadline_min_s": 8}  # a worker that is stopped for good is seen sooner; a busy one is not
 
 
 class JobError(Exception):
     """The job did not do what was asked, with the end of what it said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    name: str
-    """driver, agent:POOL, ROLE/NUMBER, or spare.ROLE/NUMBER."""
-    pool: str
-    process: psutil.Process
-
-    @property
-    def alive(self) -> bool:
-        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
-
-
-@dataclass(slots=True)
-class Tail:
-    """Whole lines of a growing .jsonl file, read once."""
-
-    path: Path
-    at: int = 0
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def read(self) -> list[dict[str, Any]]:
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self.at += len(whole) + len(newline)
-            self.lines += [json.loads(line) for line in whole.splitlines()]
-        return self.lines
 
 
 @functools.cache
@@ -125,28 +89,20 @@ def manifest(path: Path, *, seed: int, steps: int, disk: Path, spares: bool, set
     return path
 
 
-class Job:
+class Job(RunningJob):
     def __init__(
         self, folder: Path, *, seed: int, steps: int, spares: bool = False, sets: Mapping[str, Any] | None = None
     ) -> None:
         folder.mkdir(parents=True)
-        self.folder, self.work_dir, self.disk = folder, folder / "work", folder / "disk"
+        self.disk = folder / "disk"
         self.disk.mkdir()
-        self.has_spares, self.lacks, self.plans = spares, lacking(), Plans(self.work_dir)
-        options = tuple(option for option in _unshared() if option != "--net" or "slow" not in self.lacks)
+        self.has_spares, self.lacks, self.plans = spares, lacking(), Plans(folder / "work")
         file = manifest(folder / "job.yaml", seed=seed, steps=steps, disk=self.disk, spares=spares, sets=sets or {})
-        run = [sys.executable, "-m", "rljob", "run", str(file), "--output", "json", "--work-dir", str(self.work_dir)]
-        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-            self.process = subprocess.Popen(
-                [*self._inside(options), *run],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-            )  # fmt: skip
-        self._known: dict[int, psutil.Process] = {}
-        self._named: dict[psutil.Process, Part | None] = {}
-        self._looked_at = 0.0
-        self._tails = {name: Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "metrics", "events")}
+        super().__init__(file, folder, inside=self._of_its_own())
 
-    def _inside(self, options: tuple[str, ...]) -> list[str]:
+    def _of_its_own(self) -> list[str]:
+        """Name spaces, with a disk of DISK_BYTES."""
+        options = tuple(option for option in _unshared() if option != "--net" or "slow" not in self.lacks)
         disk = f"mount -t tmpfs -o size={DISK_BYTES},mode=0777 tmpfs '{self.disk}'"
         steps = [disk] if "full" not in self.lacks else []
         steps += ["ip link set lo up"] if "--net" in options else []
@@ -155,19 +111,6 @@ class Job:
         return ["unshare", *options, "--", "sh", "-ec", "; ".join([*steps, 'exec "$@"']), "sh"]
 
     # --- what it writes -----------------------------------------------------------------------------------------------
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        return self._tails[name].read()
-
-    @property
-    def said(self) -> str:
-        return (self.folder / "err").read_text(errors="replace") + (self.folder / "out").read_text(errors="replace")
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        """The last line of --output json."""
-        lines = (self.folder / "out").read_text().splitlines()
-        return dict(json.loads(lines[-1])) if lines else {}
-
     def checksums(self) -> Iterator[tuple[str, str, str]]:
         """(version, which view of it, checksum) as any worker of any life has seen it."""
         for path in sorted((self.work_dir / "logs").rglob("*")):
@@ -178,47 +121,6 @@ class Job:
                     if '"checksum": "' in line and '"weights_version"' in line:
                         found = json.loads(line[line.index("{") :])
                         yield found["weights_version"], found["view"], found["checksum"]
-
-    # --- processes ----------------------------------------------------------------------------------------------------
-    def parts(self) -> dict[str, Part]:
-        """Who lives now, by name."""
-        if time.monotonic() - self._looked_at >= LOOK_S:
-            self._looked_at = time.monotonic()
-            try:
-                children = psutil.Process(self.process.pid).children(recursive=True)
-            except psutil.NoSuchProcess:
-                children = []
-            self._known.update((child.pid, child) for child in children)
-        found = {}
-        for process in list(self._known.values()):
-            try:
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and (part := self._part(process)):
-                    found[part.name] = part
-            except psutil.Error:
-                continue
-        return found
-
-    def _part(self, process: psutil.Process) -> Part | None:
-        """Looked up until it has become one of ours: a child that is just forked bears its parent's command."""
-        known = self._named.get(process)
-        if known is None:
-            known = _part(process)
-            if known is not None and not names.is_spare(known.name):  # which becomes a worker one day
-                self._named[process] = known
-        return known
-
-    def part(self, name: str) -> Part | None:
-        return self.parts().get(name)
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def end(self, *, timeout_s: float) -> int:
-        try:
-            return self.process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise JobError(f"the job did not end within {timeout_s:.0f} s:\n{self.said[-2000:]}") from None
 
     # --- its disk and its links ---------------------------------------------------------------------------------------
     @property
@@ -234,60 +136,29 @@ class Job:
             raise JobError(f"tc {' '.join(words)}: {done.stderr.strip()}")
 
     # --- ending -------------------------------------------------------------------------------------------------------
+    def end(self, *, timeout_s: float) -> int:
+        try:
+            return self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise JobError(f"the job did not end within {timeout_s:.0f} s:\n{self.said[-2000:]}") from None
+
     def left(self) -> list[int]:
         """Processes of this job that still live: those that were seen, and any that has its work dir in its environment
         or command, as all parts of a job have."""
         until = time.monotonic() + GONE_S
-        while (found := self._living()) and time.monotonic() < until and not self.is_running:
+        while (found := self.living()) and time.monotonic() < until and not self.is_running:
             time.sleep(LOOK_S)
-        return found
+        return sorted(process.pid for process in found)
 
-    def _living(self) -> list[int]:
+    def living(self) -> list[psutil.Process]:
         mine = str(self.work_dir)
-        found = set[int]()
-        for process in list(self._known.values()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.add(process.pid)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):  # of another user, or gone
                 if process.environ().get(names.ENV_OUTPUT_DIR) == mine or mine in process.cmdline():
-                    found.add(process.pid)
                     self._known.setdefault(process.pid, process)
-        return sorted(found)
+        return super().living()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._looked_at = 0.0
-        self.parts()
-        if self.is_running:
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def close(self) -> list[str]:
+        said = super().close()
         self.plans.close()
-        deadline = time.monotonic() + 3.0
-        while self._living() and time.monotonic() < deadline:  # the shims end what a killed rljob leaves
-            time.sleep(0.05)
-        for pid in self._living():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._known[pid].kill()
-
-
-def _part(process: psutil.Process) -> Part | None:
-    command = process.cmdline()
-    if "rlinf_worker" not in command or command[-1] not in ("driver", "agent", "worker"):
-        return None
-    environ = process.environ()
-    pod = environ.get(names.ENV_POD_NAME, "")
-    pool = next((name for name in ("sim", "learn") if f"-{name}-" in pod), "")
-    if command[-1] == "driver":
-        return Part(name="driver", pool="", process=process)
-    if command[-1] == "agent":
-        return Part(name=f"agent:{pool}", pool=pool, process=process)
-    worker = environ.get(names.ENV_WORKER_ID, "")
-    if names.is_spare(worker) and "/" in process.name():  # promoted: its first environment is that of the spare
-        worker = process.name()
-    return Part(name=worker, pool=pool, process=process) if worker else None
+        return said

@@ -19,8 +19,9 @@ from typing import Any, Final
 from rlinf_api import names
 from tools.chaos import faults
 from tools.chaos.faults import Fault
-from tools.chaos.job import Job, JobError, Part
+from tools.chaos.job import Job, JobError
 from tools.chaos.plans import Ask
+from tools.running_job import Part
 
 LOOK_S: Final = 0.1
 PAUSE_S: Final = (0.3, 3.0)  # between two faults

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tools.chaos import faults
 from tools.chaos.rounds import Round
+from tools.running_job import surviving
 
 LAST_STEPS: Final = 10  # whose mean return is the result: of one step alone it jumps by 20
 DEVIATIONS: Final = 2.0
@@ -29,27 +30,14 @@ ENDED: Final = ("ended", "no rljob runs")  # what a change is told that comes to
 Line = dict[str, Any]
 
 
-def history(lines: Iterable[Line]) -> list[Line]:
-    """
-    >>> history([{"branch": 0, "step": 1}, {"branch": 0, "step": 2}, {"branch": 1, "step": 2}])
-    [{'branch': 0, 'step': 1}, {'branch': 1, 'step': 2}]
-    """
-    survived: list[Line] = []
-    for line in lines:
-        while survived and survived[-1]["branch"] < line["branch"] and survived[-1]["step"] >= line["step"]:
-            survived.pop()
-        survived.append(line)
-    return survived
-
-
 def units(lines: Iterable[Line]) -> list[tuple[int, int, str]]:
     """(step, how many, digest of their keys) of the surviving history."""
-    return [(line["step"], line["units"], line["digest"]) for line in history(lines)]
+    return [(line["step"], line["units"], line["digest"]) for line in surviving(list(lines))[0]]
 
 
 def result(found: Round) -> float:
     """Mean return of the last steps of the surviving history."""
-    returns = [line["return_mean"] for line in history(found.metrics) if "return_mean" in line]
+    returns = [line["return_mean"] for line in surviving(found.metrics)[0] if "return_mean" in line]
     return statistics.fmean(returns[-LAST_STEPS:]) if returns else float("nan")
 
 

@@ -14,21 +14,20 @@ python -m tools.prove cartpole                        real runs of a PPO job in 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tools.prove import against_runtime, cartpole, exact, loop, placements, schedules, table, two_stages, whole_jobs
+from tools.resumable import Line, results
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
 LOOPS: Final = {"steady": 20, "shift": 60, "loop": len(loop.ENTRIES)}
 REAL: Final = ("schedules", "placements", "jobs", "predict", "cartpole")
 """Parts that run jobs."""
-Line = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,20 +69,6 @@ def main(arguments: Sequence[str]) -> int:
     found = results(BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes)
     print(summary(found))
     return 0 if len(found) == count and all(line["ok"] for line in found) else 1
-
-
-def results(path: Path, one: Callable[[int], Line], *, count: int, until: float) -> list[Line]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    done = {line["seed"]: line for line in map(json.loads, lines)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for seed in range(count):
-        if time.monotonic() > until:
-            break
-        if seed not in done:
-            done[seed] = one(seed)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[seed]) + "\n")
-    return [done[seed] for seed in range(count) if seed in done]
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ import json
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,13 +36,12 @@ from typing import Any, Final
 import psutil
 import yaml
 
-from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.simulate import simulate
 from rljob import plan as verbs
-from tools.chaos.job import Tail
 from tools.prove.world import World
+from tools.running_job import RunningJob, surviving
 from tools.workloads import ROOT, entries, job
 
 ENTRIES: Final = ("drawn-00", "drawn-03", "drawn-11", "drawn-14", "drawn-02", "drawn-21", "drawn-26", "drawn-29")
@@ -121,101 +118,13 @@ def _strikes(rng: random.Random, roles: list[str], made: dict[str, Any]) -> Iter
         yield from (Strike(what="approve", target="", at=step) for step in (10, 22))
 
 
-class LocalRun:
-    """`rljob run` in a work dir, which may be started again."""
-
-    def __init__(self, schedule: Schedule, folder: Path) -> None:
-        self.folder, self.work_dir = folder, folder / "work"
-        self.file, self.name = folder / "job.yaml", schedule.manifest["metadata"]["name"]
-        self.file.write_text(yaml.safe_dump(schedule.manifest), encoding="utf-8")
-        self._tails = {name: Tail(self.work_dir / f"{name}.jsonl") for name in ("lineage", "events")}
-        self.starts = 0
-        self.process = self._start()
-        self.known: dict[int, psutil.Process] = {}
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rljob", "run", str(self.file), "--output", "json"]
-        self.starts += 1
-        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
-            return subprocess.Popen(
-                [*command, "--work-dir", str(self.work_dir)],
-                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-            )  # fmt: skip
-
-    def again(self) -> None:
-        self.parts()
-        self.process.kill()
-        self.process.wait()
-        until = time.monotonic() + 5.0
-        while any(_lives(one) for one in self.known.values()) and time.monotonic() < until:
-            time.sleep(LOOK_S)  # parts end with whoever made them
-        self.process = self._start()
-
-    def parts(self) -> dict[str, psutil.Process]:
-        """Who lives now: driver, agent:POD, ROLE/NUMBER."""
-        found = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                self.known[child.pid] = child
-        for process in list(self.known.values()):
-            with contextlib.suppress(psutil.Error):
-                command = process.cmdline() if _lives(process) else []
-                if "rlinf_worker" not in command:
-                    continue
-                environ = process.environ()
-                pod = environ.get(names.ENV_POD_NAME, "")
-                kind = command[-1]
-                name = {"driver": "driver", "agent": f"agent:{pod}"}.get(kind, environ.get(names.ENV_WORKER_ID, ""))
-                if name:
-                    found[name] = process
-        return found
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        return self._tails[name].read()
-
-    def objects(self, kind: str) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted((self.work_dir / "objects").glob(f"{kind}-*.yaml")):
-            with contextlib.suppress(OSError):  # replaced meanwhile
-                found.append(yaml.safe_load(path.read_text(encoding="utf-8")))
-        return found
-
-    @property
-    def said(self) -> str:
-        return (self.folder / "err").read_text(errors="replace")[-3000:]
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        lines = (self.folder / "out").read_text().splitlines()
-        return dict(json.loads(lines[-1])) if lines else {}
-
-    def close(self) -> list[str]:
-        """Ends what lives; who that was, beside the run itself."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        until = time.monotonic() + 5.0
-        while (left := [p for p in self.known.values() if _lives(p)]) and time.monotonic() < until:
-            time.sleep(LOOK_S)
-        said = []
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                said.append(f"{process.pid}: {' '.join(process.cmdline())[-80:]}")
-                process.kill()
-        return said
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def one(seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f"schedule-{seed}-") as name:
         folder = Path(name)
         schedule = Schedule.drawn(seed, folder)
-        run = LocalRun(schedule, folder)
+        file = folder / "job.yaml"
+        file.write_text(yaml.safe_dump(schedule.manifest), encoding="utf-8")
+        run = RunningJob(file, folder)
         began, done = time.monotonic(), list[str]()
         try:
             _go_through(run, schedule, done)
@@ -229,14 +138,14 @@ def one(seed: int) -> dict[str, Any]:
             "strikes": done, "plans": plans, "starts": run.starts, "problems": said,
         }  # fmt: skip
         if said:
-            line["said"] = run.said
+            line["said"] = run.said[-3000:]
             shutil.copytree(
                 folder, KEPT / f"schedule-{seed}", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
             )
         return line
 
 
-def _go_through(run: LocalRun, schedule: Schedule, done: list[str]) -> None:
+def _go_through(run: RunningJob, schedule: Schedule, done: list[str]) -> None:
     """Until the job ends; a strike that never came up (its phase was not come to) is not in `done`."""
     until = time.monotonic() + END_S
     waiting = list(schedule.strikes)
@@ -269,7 +178,7 @@ def _send(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def _strike(run: LocalRun, strike: Strike) -> list[psutil.Process]:
+def _strike(run: RunningJob, strike: Strike) -> list[psutil.Process]:
     """Who is frozen by it."""
     if strike.what == "kill-control":
         run.again()
@@ -280,7 +189,7 @@ def _strike(run: LocalRun, strike: Strike) -> list[psutil.Process]:
         return [process]
     if strike.what in ("kill", "pause"):
         parts = sorted(run.parts().items())
-        struck = [part for name, part in parts if name.replace(":", "/").partition("/")[0] == strike.target]
+        struck = [part.process for name, part in parts if name.replace(":", "/").partition("/")[0] == strike.target]
         for process in struck[:1]:
             _send(process, signal.SIGKILL if strike.what == "kill" else signal.SIGSTOP)
         return struck[:1] if strike.what == "pause" else []
@@ -289,7 +198,7 @@ def _strike(run: LocalRun, strike: Strike) -> list[psutil.Process]:
     return []
 
 
-def _ask(run: LocalRun, what: str) -> None:
+def _ask(run: RunningJob, what: str) -> None:
     where = run.work_dir
     if what == "pin-first":
         verbs.pin(where, f"{run.name}-p1", timeout_s=ASK_S)
@@ -313,7 +222,7 @@ def _revision(plan: dict[str, Any]) -> int:
     return int(plan["spec"]["revision"])
 
 
-def problems(run: LocalRun) -> list[str]:
+def problems(run: RunningJob) -> list[str]:
     """Of a job that was given its time: it is complete, each step has committed once with all of its units, and one
     plan is in force, the one that the job names and that the driver told last."""
     if run.process.poll() is None:
@@ -322,7 +231,7 @@ def problems(run: LocalRun) -> list[str]:
     if run.process.returncode != 0 or run.answer.get("condition") != "Complete":
         return [f"exit code {run.process.returncode}, {run.answer}"]
     said = []
-    steps, anew = _surviving(run.lines("lineage"))
+    steps, anew = surviving(run.lines("lineage"))
     if anew >= run.starts:
         said.append(f"steps were made again on their branch {anew} times in {run.starts} starts")
     if [line["step"] for line in steps] != list(range(1, STEPS + 1)):
@@ -338,23 +247,6 @@ def problems(run: LocalRun) -> list[str]:
     if told and current != f"{run.name}-p{told[-1]}":
         said.append(f"the driver said last that revision {told[-1]} is in force, and the job names {current}")
     return said
-
-
-def _surviving(lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The lines of steps that no later one has made again, and how often that was on the same branch: as by a run that
-    was killed before its first checkpoint, and began anew.
-
-    >>> _surviving([{"branch": 0, "step": 1}, {"branch": 0, "step": 2}, {"branch": 0, "step": 1}])
-    ([{'branch': 0, 'step': 1}], 1)
-    """
-    survived: list[dict[str, Any]] = []
-    anew = 0
-    for line in lines:
-        anew += bool(survived) and survived[-1]["step"] >= line["step"] and survived[-1]["branch"] == line["branch"]
-        while survived and survived[-1]["step"] >= line["step"]:
-            survived.pop()
-        survived.append(line)
-    return survived, anew
 
 
 def _has(plan: dict[str, Any], kind: str) -> bool:

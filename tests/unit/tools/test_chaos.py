@@ -15,6 +15,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api.errors import UserError
+from tools import running_job
 from tools.chaos import faults, job, plans, rounds, verdict
 from tools.chaos.faults import Fault
 from tools.chaos.plans import Ask, Plans
@@ -235,9 +236,9 @@ def process(name, environ):
 
 
 def test_a_spare_that_was_promoted_is_the_worker_that_it_became():
-    environ = {names.ENV_WORKER_ID: "spare.env/0", names.ENV_POD_NAME: "cartpole-sim-0-a1"}
-    waits = job._part(process("python", environ))
-    works = job._part(process("env/0", environ))
+    environ = {names.ENV_WORKER_ID: "spare.env/0", names.ENV_POOL: "sim"}
+    waits = running_job._part(process("python", environ))
+    works = running_job._part(process("env/0", environ))
     assert waits is not None
     assert works is not None
     assert (waits.name, waits.pool, works.name, works.pool) == ("spare.env/0", "sim", "env/0", "sim")
@@ -249,6 +250,6 @@ def test_what_an_undisturbed_job_leaves_is_found_by_its_work_dir(tmp_path):
     mine.work_dir, mine._known = tmp_path / "work", {}
     environ = {**os.environ, names.ENV_OUTPUT_DIR: str(mine.work_dir)}
     with subprocess.Popen([sys.executable, "-c", "input()"], env=environ, stdin=subprocess.PIPE) as left:
-        assert mine._living() == [left.pid]
+        assert [process.pid for process in mine.living()] == [left.pid]
         left.communicate(b"\n")
-    assert mine._living() == []
+    assert mine.living() == []

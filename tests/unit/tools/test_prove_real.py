@@ -15,6 +15,7 @@ from rlinf_scheduler.planner.initial import initial
 from tools import workloads
 from tools.prove import placements, runs, schedules, whole_jobs
 from tools.prove.schedules import ITEMS, STEPS, Schedule, Strike
+from tools.running_job import RunningJob
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -41,10 +42,10 @@ def test_schedules_strike_everybody_in_every_phase_and_begin_with_a_plan(tmp_pat
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     """A run that is over, as a good one leaves it."""
-    monkeypatch.setattr(
-        schedules.LocalRun, "_start", lambda self: subprocess.Popen([sys.executable, "-c", ""])
-    )  # fmt: skip
-    run = schedules.LocalRun(Schedule(1, [], {"metadata": {"name": "job"}}), tmp_path)
+    monkeypatch.setattr(RunningJob, "_start", lambda self: subprocess.Popen([sys.executable, "-c", ""]))
+    file = tmp_path / "job.yaml"
+    file.write_text("metadata: {name: job}\n")
+    run = RunningJob(file, tmp_path)
     run.process.wait(30)
     run.starts = 1
     (run.work_dir / "objects").mkdir(parents=True)

@@ -1,0 +1,134 @@
+"""Jobs that differ from the examples, for schedules of faults: several rollouts, gangs of two ranks, two gangs that end
+steps together, an engine's pipeline with staleness. Each is one of a few seconds, paced so that a machine's speed does
+not say how many of its steps meet a fault.
+
+    drawn(random.Random(7), folder) -> Shape(name="ppo", manifest={...}, steps=120, roles=("env", "rollout", "actor"))
+
+| shape | roles | what is looked at in the end |
+|---|---|---|
+| ppo | 2 env, 2 to 4 rollout, 2 ranks of an actor | units of each step |
+| critic | 2 to 4 samplers, 2 ranks of an actor, 1 or 2 of a critic | the same, and the sums that both have learnt |
+| pipeline | 2 to 4 rollout, 1 or 2 reward, 2 ranks of a trainer, staleness 0 to 2, weights | units of each step |
+
+A shape has one pod, or two: the trainer's ranks in one, all others in the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.fakes import critic_job
+from tools.chaos.job import EXAMPLE
+from tools.running_job import RunningJob
+
+STEPS: Final = 80
+STEP_S: Final = 0.15  # about: 12 s of steps, and faults
+FAKES: Final = "tests.fakes.critic_job"
+ITEMS: Final = 12
+SLOTS: Final = {"cpu": "50m", "memory": "512Mi"}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    name: str
+    manifest: Json
+    roles: tuple[str, ...]
+    units: int
+    """That each step trains on."""
+
+    def problems(self, run: RunningJob) -> list[str]:
+        """Of a job that has ended, beside what holds for all: what it has learnt."""
+        if self.name != "critic":
+            return []
+        told = {line["step"]: (int(line["total"]), int(line["critic_total"])) for line in run.lines("metrics")}
+        wanted = critic_job.learnt(upto=STEPS)
+        differ = [
+            f"step {step}: {told.get(step)}, wanted {wanted[step]}" for step in wanted if told.get(step) != wanted[step]
+        ]
+        return [f"actor and critic have learnt something else: {'; '.join(differ[:3])}"] if differ else []
+
+
+def drawn(rng: random.Random, folder: Path) -> Shape:
+    name = rng.choice(("ppo", "critic", "pipeline"))
+    shape: Shape = {"ppo": _ppo, "critic": _critic, "pipeline": _pipeline}[name](rng)
+    shape.manifest["spec"] |= {
+        "seed": rng.randint(1, 99),
+        "checkpoint": {"uri": f"file://{folder}/checkpoints", "everySteps": rng.choice((3, 10))},
+        "failurePolicy": {"maxRestarts": 1_000},
+    }
+    return shape
+
+
+def _ppo(rng: random.Random) -> Shape:
+    spec = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["spec"]
+    # 64 steps of an environment for each worker: STEP_S
+    paced = {"env": "tests.integration.chaos_envs:Paced-v0", "envKwargs": {"go": "never"}}
+    spec["flow"]["config"] |= {**paced, "numEnvs": 8, "slices": 4, "horizon": 16, "epochs": 1, "finalEpochs": 1}
+    roles = [
+        {"name": "env", "kind": "gymnasium", "workers": 2},
+        {"name": "rollout", "kind": "torch", "workers": rng.randint(2, 4)},
+        {"name": "actor", "kind": "tests.fakes.light_actor:Light", "workers": 2},
+    ]
+    return _shape("ppo", rng, flow=spec["flow"], roles=roles, trainers=("actor",), units=4)
+
+
+def _critic(rng: random.Random) -> Shape:
+    samplers = rng.randint(2, 4)
+    pace = {"paceSeconds": round(STEP_S * samplers / critic_job.PROMPTS, 4)}
+    roles = [
+        {"name": "sampler", "kind": f"{FAKES}:Sampler", "workers": samplers, "config": pace},
+        {"name": "critic", "kind": f"{FAKES}:Critic", "workers": rng.randint(1, 2)},
+        {"name": "actor", "kind": f"{FAKES}:Actor", "workers": 2},
+    ]
+    flow = {"name": f"{FAKES}:flow", "config": {}}
+    return _shape("critic", rng, flow=flow, roles=roles, trainers=("critic", "actor"), units=critic_job.PROMPTS)
+
+
+def _pipeline(rng: random.Random) -> Shape:
+    rollouts, rewards = rng.randint(2, 4), rng.randint(1, 2)
+    per_item = 1e3 * STEP_S / ITEMS
+    roles: list[Json] = [
+        {"name": "rollout", "service": "concurrent", "lanes": 4, "time": {"perItemMs": per_item * rollouts}},
+        {"name": "reward", "service": "serial", "time": {"perItemMs": per_item * rewards / 2}},
+        {"name": "train", "service": "serial", "gang": True, "syncMs": 2, "ranks": [2],
+         "time": {"perItemMs": per_item}},
+    ]  # fmt: skip
+    config = {
+        "workload": "pipeline", "items": ITEMS,
+        "edges": [
+            {"from": "rollout", "to": "reward"}, {"from": "reward", "to": "train"},
+            {"from": "train", "to": "rollout", "weights": True, "syncMs": 5},
+        ],
+    }  # fmt: skip
+    flow = {"name": "synthetic", "maxStaleness": rng.randint(0, 2), "config": config}
+    counts = {"rollout": rollouts, "reward": rewards, "train": 2}
+    made = [
+        {"name": role["name"], "kind": "synthetic", "workers": counts[role["name"]], "config": role} for role in roles
+    ]
+    return _shape("pipeline", rng, flow=flow, roles=made, trainers=("train",), units=ITEMS)
+
+
+def _shape(
+    name: str, rng: random.Random, *, flow: Json, roles: list[Json], trainers: tuple[str, ...], units: int
+) -> Shape:
+    workers: Mapping[str, int] = {role["name"]: role["workers"] for role in roles}
+    parts = [tuple(workers)]
+    if rng.random() < 0.5:
+        parts = [tuple(role for role in workers if role not in trainers), trainers]
+    pools = [
+        {"name": f"p{number}", "roles": [*part], "pods": 1, "slots": {"perPod": sum(workers[r] for r in part), **SLOTS}}
+        for number, part in enumerate(parts)
+    ]
+    spec = {
+        "flow": {**flow, "steps": STEPS}, "roles": roles, "pools": pools,
+        "placement": {"mode": "Disaggregated", "profileSteps": 0},
+    }  # fmt: skip
+    manifest = {"apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
+    return Shape(name=name, manifest=manifest, roles=tuple(workers), units=units)
