@@ -117,8 +117,8 @@ class OperatorSettings:
     driver_silent_deadline_s: float = 60.0
     """A running driver that says nothing for so long is replaced. Ten times the 6 s in which a lost peer is noticed."""
     driver_late_s: float = 10.0
-    """A running driver whose stream broke so long ago is called unreachable in Degraded; on a stream that stands, one
-    whose report, which it repeats each 10 s, is so long overdue."""
+    """A running driver whose stream broke so long ago is called unreachable in Degraded; so is one that has answered no
+    ping for so long, and, on a stream that stands, one whose report, which it repeats each 10 s, is so long overdue."""
     drain_deadline_s: float = 120.0
     """Suspend waits this long for a step boundary and a checkpoint, then deletes the pods and says so."""
     finish_grace_s: float = 30.0

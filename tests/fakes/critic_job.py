@@ -63,7 +63,7 @@ class Critic(Counter):
 
     async def build(self, ctx: RoleContext) -> None:
         await super().build(ctx)
-        self.out = ctx.channel("values")
+        self.out, self.gang = ctx.channel("values"), ctx.gang
 
     async def take(self, part: Round) -> None:
         """The actor has its values while this gang still waits for the rest of the step."""
@@ -71,7 +71,8 @@ class Critic(Counter):
             await self.out.put({"value": self.total % MODULUS}, key=item.key, parents=[item])
 
     async def train(self, step: TrainerStep) -> Mapping[str, float]:
-        self.total += sum(item["reward"] for item in step.payloads)
+        mine = sum(item["reward"] for item in step.payloads)
+        self.total += sum(await self.gang.meet((step.branch, step.number, 0), mine))
         return {"total": float(self.total)}
 
 

@@ -115,13 +115,7 @@ def test_what_was_run_is_not_run_again_and_says_which_bars_are_missed(tmp_path, 
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sevens-transformers",
-        pytest.param("addition-grpo-1", marks=pytest.mark.long("a second whole job of three processes with torch")),
-    ],
-)
+@pytest.mark.parametrize("name", ["sevens-transformers", "addition-grpo-1"])
 def test_a_step_of_a_row_is_run_as_a_job(tmp_path, name):
     from examples.grpo import addition
 

@@ -9,7 +9,8 @@ half of the strikes hit two of them at once, each its own way. What must hold:
 * the job ends Complete; each step is in its surviving history once, with all of its units; what a job learns by numbers
   alone it has learnt; no process is left;
 * it goes on within GOES_ON_S: from the last strike to the commit that ends its wait, a freeze's 40 s included;
-* who waits is told: a wait of more than NAMED_S has the name of one that was struck in condition Degraded.
+* who is waited for is told: in a wait of more than NAMED_S one that was struck is named, by condition Degraded=True or
+  by Running=False.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Watch:
 
     run: RunningJob
     struck: list[str] = field(default_factory=list)
-    """Words that name them: rollout/1; driver; a pod, for an agent."""
+    """Words that name them: rollout/1; driver; a pod as p0-0, for an agent."""
     last_strike: float = 0.0
     committed: int = 0
     """Lines of the lineage."""
@@ -119,7 +120,7 @@ class Watch:
         if not self.last_strike or waited <= NAMED_S or now < self._looked_at + 1.0:
             return
         self._looked_at = now
-        for text in (text for job in self.run.objects("rljob") for text in degraded(job)):
+        for text in (text for job in self.run.objects("rljob") for text in told(job)):
             if text not in self.said:
                 self.said.append(text)
             self._is_named = self._is_named or any(name in text for name in self.struck)
@@ -131,13 +132,14 @@ class Watch:
             self.went_on_s = max(self.went_on_s, now - max(self.committed_at, self.last_strike))
 
 
-def degraded(job: Mapping[str, Any]) -> list[str]:
+def told(job: Mapping[str, Any]) -> list[str]:
     """
-    >>> degraded({"status": {"conditions": [{"type": "Degraded", "status": "True", "message": "env/1 is silent"}]}})
+    >>> told({"status": {"conditions": [{"type": "Degraded", "status": "True", "message": "env/1 is silent"}]}})
     ['env/1 is silent']
     """
     conditions = (job.get("status") or {}).get("conditions") or ()
-    return [c.get("message", "") for c in conditions if c["type"] == "Degraded" and c["status"] == "True"]
+    wrong = {"Degraded": ("True",), "Running": ("False", "Unknown")}
+    return [c.get("message", "") for c in conditions if c["status"] in wrong.get(c["type"], ())]
 
 
 def one(seed: int) -> dict[str, Any]:
@@ -206,8 +208,17 @@ def _strike(watch: Watch, strike: Strike) -> list[tuple[Blow, Part]]:
         struck.append((blow, part))
     if struck:
         watch.last_strike = time.monotonic()
-        watch.struck += [part.pod if blow.whom == "agent" else part.name for blow, part in struck]
+        watch.struck += [of_pod(part.pod) if blow.whom == "agent" else part.name for blow, part in struck]
     return struck
+
+
+def of_pod(pod: str) -> str:
+    """How a pod is called within its job.
+
+    >>> of_pod("critic-p0-0-a1")
+    'p0-0'
+    """
+    return "-".join(pod.split("-")[-3:-1])
 
 
 def _send(process: psutil.Process, number: int) -> None:

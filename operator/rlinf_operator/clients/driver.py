@@ -57,6 +57,10 @@ WATCHING: Final = {
 """A thousand watches that ping every 2 s are a tenth of a core. With ping_timeout a dead driver is noticed within 10 s,
 when it is called late; until then its pod's end says it sooner. The others take a tenth of a channel's 124 KiB: buffers
 for TLS records of 16 KiB, which nobody sends, and what gRPC keeps for features that are not used."""
+UNHEARD_S: Final = WATCHING["grpc.keepalive_time_ms"] / 1e3
+"""A stream that broke because no ping was answered has brought nothing for so long, at least: pings begin then."""
+NOT_ANSWERED: Final = "ping timeout"
+"""In gRPC's words for that (grpcio 1.85); other ends of a stream say when they come."""
 
 
 class OnChange(Protocol):
@@ -282,6 +286,9 @@ class _WatchStream:
                 pause_s = RETRY_MIN_S
             except grpc.aio.AioRpcError as error:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
+                if NOT_ANSWERED in (error.details() or "") and self._silent_since is None and not self.has_ended():
+                    self._silent_since, pause_s = max(self._sign_at, self._clock() - UNHEARD_S), RETRY_MIN_S
+                    self._on_change()
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
             if self.has_ended():

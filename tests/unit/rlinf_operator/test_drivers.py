@@ -14,7 +14,7 @@ from rlinf_api import names, rpc, unknown, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.errors import WorkerUnreachable
 from rlinf_api.report import DriverReport, DriverState, Goal
-from rlinf_operator.clients.driver import GrpcDrivers
+from rlinf_operator.clients.driver import WATCHING, GrpcDrivers
 from rlinf_operator.manifests import certificates
 from rlinf_operator.manifests.metadata import JobKey, Target
 from tests.builders import UID, plan_of, ppo_job
@@ -217,6 +217,48 @@ async def test_a_broken_stream_is_silence_that_wakes_the_loop_and_ends_when_it_i
         driver.say(step=2)
         await until(lambda: heard(client)[1].step == 2)
         assert heard(client)[2] == 0.0
+
+
+async def test_a_driver_that_answers_no_ping_has_been_silent_since_the_pings_began(folder, monkeypatch):
+    """It is frozen, or its node is: what it sends does not arrive, and nobody closes its connection."""
+    monkeypatch.setitem(WATCHING, "grpc.keepalive_time_ms", 1_000)  # what counts is 8 s, and this test waits for less
+    monkeypatch.setattr("rlinf_operator.clients.driver.LOOK_S", 60.0)  # it would take this clock's leap for a sleep
+    now, relays, open_ends = [100.0], list[asyncio.Task[None]](), list[asyncio.StreamWriter]()
+    made = GrpcDrivers(
+        tls=folder("operator"),
+        on_change=lambda key, progress=False: None,
+        timeout_s=20,
+        late_s=1e3,
+        clock=lambda: now[0],
+    )
+
+    async def relay(reader, writer):
+        source, sink = await asyncio.open_connection("127.0.0.1", port)
+
+        async def pipe(a, b):
+            while data := await a.read(1 << 16):
+                b.write(data)
+
+        open_ends.extend((writer, sink))
+        relays.extend(asyncio.create_task(pipe(*ends)) for ends in ((reader, sink), (source, writer)))
+
+    driver = Driver()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        front = await asyncio.start_server(relay, "127.0.0.1", 0)
+        made.follow(KEY, target(front.sockets[0].getsockname()[1]))
+        driver.say(step=1)
+        await until(lambda: heard(made)[1] is not None)
+        now[0] = 120.0
+        for task in relays:
+            task.cancel()
+        await until(lambda: heard(made)[2] > 0)
+        assert heard(made)[2] == 8.0
+        await made.close()
+        front.close()
+        for end in open_ends:
+            end.close()
+            with contextlib.suppress(ConnectionError):
+                await end.wait_closed()
 
 
 async def test_a_stream_that_stands_and_says_nothing_is_silence_from_when_a_report_was_due(folder):

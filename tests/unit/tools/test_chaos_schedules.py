@@ -123,19 +123,27 @@ class Clock:
 class Still:
     """A job that is looked at."""
 
-    def __init__(self):
-        self.steps, self.message = 0, ""
+    def __init__(self, kind):
+        self.steps, self.message, self.kind = 0, "", kind
 
     def lines(self, name):
         return [{"step": n + 1} for n in range(self.steps)]
 
     def objects(self, kind):
-        conditions = [{"type": "Degraded", "status": "True" if self.message else "False", "message": self.message}]
+        conditions = [
+            {
+                "type": self.kind,
+                "status": str((self.kind == "Degraded") == bool(self.message)),
+                "message": self.message,
+            },
+            {"type": "Valid", "status": "True", "message": "rollout/1 is fine"},
+        ]
         return [{"status": {"conditions": conditions}}]
 
 
-def test_a_wait_begins_with_the_last_strike_and_who_is_struck_has_ten_seconds_until_it_is_named(monkeypatch):
-    clock, job = Clock(monkeypatch), Still()
+@pytest.mark.parametrize("kind", ["Degraded", "Running"])
+def test_a_wait_begins_with_the_last_strike_and_who_is_struck_has_ten_seconds_until_it_is_named(monkeypatch, kind):
+    clock, job = Clock(monkeypatch), Still(kind)
     watch = Watch(cast("RunningJob", job))
     for second in range(4):  # before any strike nothing counts
         clock.now, job.steps = 1000.0 + 30 * second, second
@@ -177,7 +185,7 @@ def test_a_strike_names_a_worker_by_its_name_and_an_agent_by_its_pod():
         blows = (Blow(how="kill", whom="rollout", which=0.9), Blow(how="freeze", whom="agent", which=0.0))
         struck = schedules._strike(watch, Strike(blows=blows, at=3, after_s=0.0))
         assert [part.name for _, part in struck] == ["rollout/1", "agent:p0"]
-        assert watch.struck == ["rollout/1", "job-p0-0-a1"]
+        assert watch.struck == ["rollout/1", "p0-0"]
         assert [int(signal) for signal in signals] == [9, 19]
         assert (
             schedules._strike(watch, Strike(blows=(Blow(how="kill", whom="env", which=0.5),), at=0, after_s=1.0)) == []
