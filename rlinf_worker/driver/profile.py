@@ -5,7 +5,8 @@
 
 A profile goes out for each of the first `profileSteps` steps of a plan, then of a block of BLOCK steps, by which the
 plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one.
-Left out are steps in which somebody was lost: what they took is no property of the job.
+Left out are steps in which somebody was lost, as what they took is no property of the job, and steps that are made
+again behind a checkpoint, as they are in it already.
 Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
 """
 
@@ -393,7 +394,7 @@ class ProfileBook:
             self._tell_all()
             self._of_plan, self._told, self._steps = Totals(closed.revision), 0, 0
             self._usual_s = 0.0
-        if not closed.is_calm or said is None:
+        if not closed.is_calm or said is None or closed.step <= self._of_plan.last:
             return
         self._steps += 1
         if self._steps == 2:

@@ -306,6 +306,21 @@ def test_steps_in_which_somebody_was_lost_are_left_out(what):
     assert site.told() == [(1, 1, 1), (3, 3, 1), (4, 4, 1)]
 
 
+def test_steps_that_are_made_again_are_in_it_already_and_a_report_over_a_branch_goes_out():
+    site = Site(profile_steps=0)
+    for number in range(1, 8):
+        site.step(number)
+    site.losses += 1
+    site.job.ledger.version = PolicyVersion(1, 3)
+    for number in range(4, 12):
+        site.step(number, seconds=3.0)
+    site.profiles.end()
+    assert site.told() == [(1, 11, 11)], "7 of the first branch, and those behind them of the next"
+    measured = site.profiles.measured
+    assert (measured.value, measured.count) == ((6 * 2.0 + 4 * 3.0) / 10, 10), "the first one warmed up"
+    assert site.profiles.outcomes["contradictory"] == 0
+
+
 def test_what_is_said_late_of_a_step_counts_for_none_that_is_made_again():
     site = Site()
     for step in (1, 2):
