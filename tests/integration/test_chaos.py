@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.chaos import rounds, verdict
+from tools.chaos import rounds, schedules, verdict
 from tools.chaos.faults import Fault
 from tools.chaos.job import lacking
 
@@ -22,10 +22,6 @@ def small(go: Path) -> dict[str, Any]:
     return {"numEnvs": 8, "slices": 2, "horizon": 16, "epochs": 1, "finalEpochs": 1} | kwargs
 
 
-pytestmark = [
-    pytest.mark.timeout(280),
-    pytest.mark.slow("one job waits out a fault of each kind, and another runs without"),
-]
 
 MUST = (
     Fault(kind="kill", target="env/0"),
@@ -36,6 +32,8 @@ MUST = (
 )
 
 
+@pytest.mark.timeout(280)
+@pytest.mark.slow("one job waits out a fault of each kind, and another runs without")
 def test_a_job_under_faults_comes_to_what_it_comes_to_without(tmp_path):
     go = tmp_path / "go"
     go.touch()
@@ -64,3 +62,13 @@ def test_a_job_under_faults_comes_to_what_it_comes_to_without(tmp_path):
     assert recovered[0]["who"] == "env/0"
     assert 0 < recovered[0]["seconds"] < 30
     assert recovered[0]["lost_s"].keys() <= {"env", "rollout", "actor"}
+
+
+@pytest.mark.timeout(330)
+@pytest.mark.long("a whole job and the ways back of two strikes; make chaos has hundreds")
+def test_a_schedule_over_another_shape_is_struck_and_held():
+    """Two samplers are frozen one after the other, an agent is killed beside the first."""
+    line = schedules.one(5)
+    assert line["name"] == "critic"
+    assert len(line["strikes"]) == 2
+    assert line["ok"], line
