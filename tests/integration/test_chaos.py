@@ -22,7 +22,6 @@ def small(go: Path) -> dict[str, Any]:
     return {"numEnvs": 8, "slices": 2, "horizon": 16, "epochs": 1, "finalEpochs": 1} | kwargs
 
 
-
 MUST = (
     Fault(kind="kill", target="env/0"),
     Fault(kind="slow", target="links", lasts_s=0.5, rate_kbit=4000),

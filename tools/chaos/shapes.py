@@ -9,15 +9,17 @@ not say how many of its steps meet a fault.
 | ppo | 2 env, 2 to 4 rollout, 2 ranks of an actor | units of each step |
 | critic | 2 to 4 samplers, 2 ranks of an actor, 1 or 2 of a critic | the same, and the sums that both have learnt |
 | pipeline | 2 to 4 rollout, 1 or 2 reward, 2 ranks of a trainer, staleness 0 to 2, weights | units of each step |
+| turns | the same on 2 or 4 slots that all of them share in turns | units of each step |
 
-A shape has one pod, or two: the trainer's ranks in one, all others in the other.
+A shape has one pod, or two: the trainer's ranks in one, all others in the other; in turns one pool of one or two pods.
+In every third shape each role has a warm spare.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +58,10 @@ class Shape:
 
 
 def drawn(rng: random.Random, folder: Path) -> Shape:
-    name = rng.choice(("ppo", "critic", "pipeline"))
-    shape: Shape = {"ppo": _ppo, "critic": _critic, "pipeline": _pipeline}[name](rng)
+    name = rng.choice(("ppo", "critic", "pipeline", "turns"))
+    shape: Shape = {"ppo": _ppo, "critic": _critic, "pipeline": _pipeline, "turns": _turns}[name](rng)
+    for role in shape.manifest["spec"]["roles"] if rng.random() < 1 / 3 else ():
+        role["spares"] = 1
     shape.manifest["spec"] |= {
         "seed": rng.randint(1, 99),
         "checkpoint": {"uri": f"file://{folder}/checkpoints", "everySteps": rng.choice((3, 10))},
@@ -113,6 +117,20 @@ def _pipeline(rng: random.Random) -> Shape:
         {"name": role["name"], "kind": "synthetic", "workers": counts[role["name"]], "config": role} for role in roles
     ]
     return _shape("pipeline", rng, flow=flow, roles=made, trainers=("train",), units=ITEMS)
+
+
+def _turns(rng: random.Random) -> Shape:
+    """Slots change hands some times in a step, as far as a step of STEP_S allows."""
+    shape = _pipeline(rng)
+    spec, pods = shape.manifest["spec"], rng.randint(1, 2)
+    for role in spec["roles"]:
+        role["workers"] = {"min": 1, "max": 4}
+        role["config"]["time"]["perItemMs"] *= 0.3
+        role["config"] |= {"loadMs": 3.0, "offloadMs": 2.0, "ranks": [2, 4] if role["name"] == "train" else []}
+    spec["placement"]["mode"] = "Collocated"
+    spec["pools"] = [{"name": "p0", "roles": [*shape.roles], "pods": pods, "slots": {"perPod": 2, **SLOTS}}]
+    shape.manifest["metadata"]["name"] = "turns"
+    return replace(shape, name="turns")
 
 
 def _shape(

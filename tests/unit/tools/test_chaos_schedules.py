@@ -32,12 +32,19 @@ def test_shapes_have_several_rollouts_two_ranks_two_gangs_and_one_or_two_pods():
     for shape in found:
         spec, problems = supported.validate(shape.manifest)
         assert spec is not None, problems
-    counts = [{r["name"]: r["workers"] for r in shape.manifest["spec"]["roles"]} for shape in found]
+    assert {role.get("spares", 0) for shape in found for role in shape.manifest["spec"]["roles"]} == {0, 1}
+    in_turns = [shape.manifest["spec"] for shape in found if shape.name == "turns"]
+    assert {(spec["placement"]["mode"], spec["pools"][0]["pods"]) for spec in in_turns} == {
+        ("Collocated", 1),
+        ("Collocated", 2),
+    }
+    beside = [shape.manifest["spec"] for shape in found if shape.name != "turns"]
+    counts = [{r["name"]: r["workers"] for r in spec["roles"]} for spec in beside]
     assert {n.get("rollout", n.get("sampler")) for n in counts} == {2, 3, 4}
     assert all(n.get("actor", n.get("train")) == 2 for n in counts)
     assert {n["critic"] for n in counts if "critic" in n} == {1, 2}
-    assert {len(shape.manifest["spec"]["pools"]) for shape in found} == {1, 2}
-    assert {shape.name for shape in found} == {"ppo", "critic", "pipeline"}
+    assert {len(spec["pools"]) for spec in beside} == {1, 2}
+    assert {shape.name for shape in found} == {"ppo", "critic", "pipeline", "turns"}
 
 
 def test_strikes_hit_everybody_in_both_ways_alone_and_in_pairs_at_once_and_after_each_other():
