@@ -134,4 +134,7 @@ class DriverReport:
     scheduler_away: bool = False
     """It took no answer for the last profile, however often it was sent."""
     rulings: tuple[Ruling, ...] = ()
+    silent_agents: tuple[str, ...] = ()
+    """Pods of the plan whose agent is not attached, and has not been for so long that only another pod helps: p0-0.
+    Whether one has run for long enough to be late, the operator sees."""
     sequence: int = 0

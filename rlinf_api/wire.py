@@ -52,6 +52,7 @@ def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
         "state": _STATES_BACK.get(message.state, DriverState.WAITING),
         "members": tuple(MemberReport(**_values(member, MemberReport)) for member in message.members),
         "missing": tuple(message.missing),
+        "silent_agents": tuple(message.silent_agents),
         "metrics": dict(message.metrics),
         "first_failure": failure_from_pb(message.first_failure) if message.HasField("first_failure") else None,
         "goal": goal_from_pb(message.goal) if message.HasField("goal") else None,

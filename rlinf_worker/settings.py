@@ -39,6 +39,11 @@ class Settings:
     cannot get a word to its driver for so long, by its pod's, dials again. A lost pod is to be noticed within 6 s; the
     rest is for the decision. A broken stream is noticed at once and does not wait for this."""
 
+    agent_replaced_after_s: float = 60.0
+    """How long an agent may be away from a driver that is up, until the operator is told to replace its pod: it is
+    frozen, or cut off, and without it no worker of its pod is started again. As long as a silent driver is given. The
+    loss of a node is known sooner (40 s, and 5 s of toleration), and has rules of its own."""
+
     connect_timeout_s: float = 5.0
     """Agent, worker: dialling the driver until it has taken the hello. Name, TLS and hello take 20 ms; a driver that
     starts needs longer, and the next try comes anyway."""

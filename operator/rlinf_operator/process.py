@@ -90,6 +90,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "pods_ready_deadline_s": (1, 7 * _DAY_S),
     "driver_silent_deadline_s": (5, _DAY_S),
     "driver_late_s": (1, _DAY_S),
+    "agent_silent_deadline_s": (1, _DAY_S),
     "drain_deadline_s": (1, 7 * _DAY_S),
     "finish_grace_s": (0, _DAY_S),
     "exit_zero_grace_s": (0, _DAY_S),

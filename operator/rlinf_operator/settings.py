@@ -119,6 +119,9 @@ class OperatorSettings:
     driver_late_s: float = 10.0
     """A running driver whose stream broke so long ago is called unreachable in Degraded; so is one that has answered no
     ping for so long, and, on a stream that stands, one whose report, which it repeats each 10 s, is so long overdue."""
+    agent_silent_deadline_s: float = 60.0
+    """A pod has run for so long before it is replaced by its driver's word that its agent is silent: an agent that
+    starts imports for seconds, and a mesh's proxy lets it out when it is up itself."""
     drain_deadline_s: float = 120.0
     """Suspend waits this long for a step boundary and a checkpoint, then deletes the pods and says so."""
     finish_grace_s: float = 30.0

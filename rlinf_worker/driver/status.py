@@ -45,6 +45,7 @@ def report(driver: Driver) -> DriverReport:
         goal=goal_of(job.spec),
         scheduler_away=driver.profiles.scheduler_away,
         rulings=driver.workforce.rulings,
+        silent_agents=driver.workforce.silent_agents,
         sequence=job.sequence,
     )
 

@@ -18,7 +18,7 @@ from rlinf_api.failure_rules import Met
 from rlinf_api.job import FailureAction, as_range
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure, Ruling
-from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import Failures, PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.recovery import Recoveries
 from rlinf_worker.driver.rules import Rules
@@ -31,6 +31,8 @@ ATTEMPTS_PER_DRIVER: Final = 1000
 """Each driver numbers workers above those of the drivers before: one that was lost together with a pod has told nobody
 how often its workers were started, and a number given twice would make a new life look like the old one. 1,000: more
 starts of one worker than a job survives under one driver."""
+
+MOST_OF: Final = 3  # pods, from which on most of them say more than each
 
 ROLES: Final = frozenset({"EnvironmentFailed", "RoleReturned"})
 SAME_DEATHS: Final = 3
@@ -72,6 +74,8 @@ class Workforce:
         self._gone: list[WorkerRecord] = []  # bounded by the workers: it is taken with every message
         self._deaths: dict[str, _Deaths] = {}  # by role
         self._lost_pods: set[PodKey] = set()  # whose agent was given up, and no other attempt has come since
+        self._agentless: dict[PodKey, float] = {}  # pods of the plan without an agent, since when
+        self.silent_agents: tuple[str, ...] = ()
         self.restarts = 0
         self.recoveries = Recoveries(job)
         self.first_failure: Failure | None = None
@@ -378,6 +382,7 @@ class Workforce:
                 where = f"pod {pod.pod}" + (f" on node {pod.node}" if pod.node else "")
                 self._lose_pod(key, f"the agent of {where} is " + ("silent" if silent else "gone"), since=since)
         self._members.forget_pods()
+        self._note_silent_agents(now)
         for worker, since in list(self._streamless.items()):
             if now - since > settings.broken_worker_s and (known := self._members.find(worker)) is not None:
                 self.give_up(known, "its connection to the driver broke")
@@ -387,6 +392,19 @@ class Workforce:
             limit = max(settings.limits.start_deadline_s, given)
             if record.state is WorkerState.STARTING and now - record.started_at > limit:
                 self.give_up(record, f"it did not connect within {limit:g} s of its start")
+
+    def _note_silent_agents(self, now: float) -> None:
+        """Pods that only another attempt helps. Where most of several are silent at once the trouble is taken for the
+        driver's own, as of its network: none is named."""
+        wanted = {key: pod for key, pod in self._members.pods.items() if pod.wanted}
+        self._agentless = {key: self._agentless.get(key, now) for key, pod in wanted.items() if not pod.attached}
+        late_s = self._settings.limits.agent_replaced_after_s
+        late = [f"{pool}-{n}" for (pool, n), since in self._agentless.items() if now - since >= late_s]
+        is_our_own = len(wanted) >= MOST_OF and 2 * len(self._agentless) > len(wanted)
+        silent = () if is_our_own else tuple(late)
+        if silent != self.silent_agents:
+            self.silent_agents = silent
+            self._job.mark(Dirty.SHOWN)
 
     def give_up(self, record: WorkerRecord, why: str) -> None:
         if record.state is not WorkerState.DOWN:

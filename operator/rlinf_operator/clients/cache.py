@@ -184,9 +184,11 @@ class CachedStore:
                 await self._api.patch(kind, name, patch=patch, namespace=namespace, subresource=subresource)
             )
 
-    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> None:
+    async def delete(
+        self, kind: str, name: str, *, namespace: str = "default", uid: str = "", grace_period_s: int | None = None
+    ) -> None:
         with self._doubted(kind, name, namespace=namespace):
-            answer = await self._api.delete(kind, name, namespace=namespace, uid=uid)
+            answer = await self._api.delete(kind, name, namespace=namespace, uid=uid, grace_period_s=grace_period_s)
         reflector = self._reflector(kind, namespace)
         if reflector is None:
             return

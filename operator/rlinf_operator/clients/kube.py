@@ -173,11 +173,15 @@ class KubeApi:
             "PATCH", path, verb="patch", kind=kind, what=what, body=patch, query=STRICT, content=MERGE_PATCH
         )
 
-    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> Manifest:
+    async def delete(
+        self, kind: str, name: str, *, namespace: str = "default", uid: str = "", grace_period_s: int | None = None
+    ) -> Manifest:
         """The object as it is now, with its deletionTimestamp; or a Status where it is gone already."""
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
+        if grace_period_s is not None:
+            options["gracePeriodSeconds"] = grace_period_s
         path = path_of(kind, namespace=namespace, name=name)
         what = f"delete of {kind} {namespace}/{name}"
         return await self._call("DELETE", path, verb="delete", kind=kind, what=what, body=options)

@@ -45,8 +45,11 @@ class ObjectStore(Protocol):
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest: ...
 
-    async def delete(self, kind: str, name: str, *, namespace: str = "default", uid: str = "") -> None:
-        """`uid`: of the object that is meant, and not a later one of its name; empty: whichever is there."""
+    async def delete(
+        self, kind: str, name: str, *, namespace: str = "default", uid: str = "", grace_period_s: int | None = None
+    ) -> None:
+        """`uid`: of the object that is meant, and not a later one of its name; empty: whichever is there.
+        `grace_period_s`: of a pod, other than its own."""
         ...
 
     def watch(self, kind: str) -> AsyncIterator[Change]:
@@ -82,10 +85,12 @@ async def create_owned(store: ObjectStore, wanted: Manifest, *, uid: str) -> Non
             ) from error  # fmt: skip
 
 
-async def delete_if_there(store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str) -> bool:
+async def delete_if_there(
+    store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str, grace_period_s: int | None = None
+) -> bool:
     """False: gone already, or another object under its name by now: either way there is nothing left to delete."""
     try:
-        await store.delete(kind, name, namespace=namespace, uid=uid)
+        await store.delete(kind, name, namespace=namespace, uid=uid, grace_period_s=grace_period_s)
     except (NotFound, Conflict):
         return False
     return True

@@ -50,6 +50,8 @@ class PodView:
     node: str = ""
     ip: str = ""
     created_at: datetime
+    started_at: datetime | None = None
+    """When the main container began to run, as it does now."""
     deleted_at: datetime | None = None
     """deletionTimestamp: when it must be gone, its grace included."""
     disruption: str = ""
@@ -132,6 +134,7 @@ def view(pod: Manifest) -> PodView:
         node=(pod.get("spec") or {}).get("nodeName") or "",
         ip=status.get("podIP") or "",
         created_at=times.parse(meta.get("creationTimestamp")) or EPOCH,
+        started_at=times.parse((state.get("running") or {}).get("startedAt")),
         deleted_at=times.parse(meta.get("deletionTimestamp")),
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         exit_code=ended.get("exitCode"),

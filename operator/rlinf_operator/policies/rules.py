@@ -25,6 +25,9 @@ from rlinf_operator.policies.failure import Cause, Verdict
 from rlinf_operator.policies.pod_view import PodView
 
 _OF_THE_JOB: Final = (FailureAction.RESTART_JOB, FailureAction.SUSPEND, FailureAction.FAIL_JOB)
+AGENT_SILENT: Final = "AgentSilent"
+NO_RULE: Final = ""
+"""Key of what follows where no rule is met."""
 _FAILURES: Final = (Cause.PROGRAM, Cause.INFRASTRUCTURE, Cause.USER)
 """Others are consequences: a newer attempt is there, or no driver is."""
 
@@ -45,7 +48,8 @@ class Ruled:
         whose = f"worker {who.role}/{who.worker} of pod {pod}" if who.worker >= 0 else f"pod {pod}"
         node = f" on node {self.pod.node}" if self.pod.node else ""
         words = f": {who.message}" if who.message else ""
-        return f"{self.met.told}: {whose}{node} ({who.reason}{code}){words}"
+        told = f"{self.met.told}: " if self.met.key != NO_RULE else ""
+        return f"{told}{whose}{node} ({who.reason}{code}){words}"
 
 
 def cause_of(met: Met, cause: Cause) -> Cause:
@@ -91,6 +95,23 @@ def of_worker(ruling: Ruling, pod: PodView, *, rules: Sequence[FailureRule]) -> 
         rule = FailureRule(action=action)
     met = Met(rule=rule, key=ruling.rule)
     return Ruled(pod=pod, met=met, cause=cause_of(met, Cause.PROGRAM), failure=ruling.failure)
+
+
+def of_silent_agent(
+    pod: PodView, *, rules: Sequence[FailureRule], roles: Sequence[str], now: datetime, deadline_s: float
+) -> tuple[Ruled | None, float | None]:
+    """What becomes of a pod whose agent its driver does not hear: replaced, where no rule says otherwise, once it has
+    run for `deadline_s`. None, and in how many seconds it has; nothing, where it does not run."""
+    if not pod.at_work or pod.started_at is None:
+        return None, None
+    left_s = deadline_s - (now - pod.started_at).total_seconds()
+    if left_s > 0:
+        return None, left_s
+    words = "its driver hears nothing of its agent, which is frozen or cut off"
+    failure = Failure(pod=pod.name, node=pod.node, exit_code=-1, reason=AGENT_SILENT, message=words)
+    met = failure_rules.met(rules, roles=roles, pool=pod.pool, exit_code=-1, reason=AGENT_SILENT)
+    met = met or Met(rule=FailureRule(action=FailureAction.RESTART_POD), key=NO_RULE)
+    return Ruled(pod=pod, met=met, cause=cause_of(met, Cause.PROGRAM), failure=failure), None
 
 
 def waits_for(pod: PodView) -> tuple[FailureKind | None, str]:

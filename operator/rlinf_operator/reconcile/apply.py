@@ -397,7 +397,10 @@ async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectSt
 
 
 async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
-    if await objects.delete_if_there(store, "Pod", pod.name, namespace=observed.job.namespace, uid=pod.uid):
+    namespace = observed.job.namespace
+    if await objects.delete_if_there(
+        store, "Pod", pod.name, namespace=namespace, uid=pod.uid, grace_period_s=pod.grace_period_s
+    ):
         events.log_deleted(observed, pod)
 
 

@@ -191,7 +191,7 @@ def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
     if choice.request and choice.current is not None and (said := _infeasible_before(observed)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")
-    wanted = _wanted(observed, spec, choice)
+    wanted = _wanted(draft, spec, choice)
     if driver is not None and driver.at_work and observed.silent_s(driver) >= settings.driver_silent_deadline_s:
         # It runs and says nothing: it is taken for lost, and its successor fences it off.
         lost = replace(driver, phase="Failed", exit_code=None, pod_reason="Unresponsive", finished_at=now)
@@ -258,7 +258,7 @@ def _telling(decision: Decision, found: Pods) -> Decision:
     told = (*events.of_ended(found.ended), *events.of_rules(found.ruled))
     return replace(
         decision, events=(*told, *decision.events),
-        ruled=(*(str(ruled.met.action) for ruled in found.ruled), *decision.ruled),
+        ruled=(*_actions(found), *decision.ruled),
     )  # fmt: skip
 
 
@@ -356,7 +356,7 @@ def _write_running(
         plan_statuses=plans.statuses(choice, observed, report=report, now=now),
         delete_plans=plans.surplus(choice, observed, spec, report) if choice.current else (),
         events=(*events.of_ended(found.ended), *events.of_rules(found.ruled)),
-        ruled=tuple(str(ruled.met.action) for ruled in found.ruled),
+        ruled=_actions(found),
         events_of_made=conflicts,
         requeue_after_s=times.soonest(left_s, found.look_again_s, renewal_s, *_moments_s(draft, found, driver, report)),
     )
@@ -408,7 +408,8 @@ def _network_policy(draft: Draft, spec: RLJobSpec) -> tuple[Manifest | None, str
     return None if same else wanted, ""
 
 
-def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
+def _wanted(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
+    observed = draft.observed
     inputs: dict[PodPlace, str] = {}
     if choice.current is not None:
         inputs[DRIVER] = metadata.inputs(spec)
@@ -422,6 +423,7 @@ def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
     before = {p.name: p.desired for p in observed.status.pools}
     life = _life(observed)
     earlier = frozenset(p for p in inputs if not p.pool or p.ordinal < before.get(p.pool, 0))
+    told, again_s = _told(draft, spec, life=life)
     return Wanted(
         inputs=inputs,
         life=life,
@@ -431,20 +433,39 @@ def _wanted(observed: Observed, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
         window_s=float(spec.failure_policy.reset_after_seconds),
         rules=tuple(spec.failure_policy.rules),
         roles={pool.name: pool.roles for pool in spec.pools},
-        told=_told(observed, spec, life=life),
+        told=told,
+        told_again_s=again_s,
     )
 
 
-def _told(observed: Observed, spec: RLJobSpec, *, life: int) -> dict[str, Ruled]:
-    """Pods that are to be replaced by their driver's word, by name."""
+def _actions(found: Pods) -> tuple[str, ...]:
+    """Of rules that were met."""
+    return tuple(str(ruled.met.action) for ruled in found.ruled if ruled.met.key != rules.NO_RULE)
+
+
+def _told(draft: Draft, spec: RLJobSpec, *, life: int) -> tuple[dict[str, Ruled], float | None]:
+    """Pods that are to be replaced by their driver's word, by name; in how many seconds there may be another."""
+    observed = draft.observed
     _, report = observed.driver_of(life)
-    pods_ = {pod.name: pod for pod in observed.pods}
-    found = {}
-    for ruling in report.rulings if report is not None else ():
-        pod = pods_.get(ruling.failure.pod) if ruling.action == FailureAction.RESTART_POD else None
-        if pod is not None and (ruled := rules.of_worker(ruling, pod, rules=spec.failure_policy.rules)) is not None:
-            found[pod.name] = ruled
-    return found
+    found: dict[str, Ruled] = {}
+    again_s = None
+    if report is None:
+        return found, again_s
+    own, roles = spec.failure_policy.rules, {pool.name: pool.roles for pool in spec.pools}
+    for pod in observed.pods if report.silent_agents else ():
+        if pod.life == life and str(pod.place) in report.silent_agents:
+            silent, left_s = rules.of_silent_agent(
+                pod, rules=own, roles=roles.get(pod.pool, ()), now=draft.now,
+                deadline_s=draft.settings.agent_silent_deadline_s,
+            )  # fmt: skip
+            found |= {pod.name: silent} if silent is not None else {}
+            again_s = times.soonest(again_s, left_s)
+    by_name = {pod.name: pod for pod in observed.pods}
+    for ruling in report.rulings:
+        asked = by_name.get(ruling.failure.pod) if ruling.action == FailureAction.RESTART_POD else None
+        if asked is not None and (ruled := rules.of_worker(ruling, asked, rules=own)) is not None:
+            found[asked.name] = ruled
+    return found, again_s
 
 
 def _infeasible_before(observed: Observed) -> str | None:

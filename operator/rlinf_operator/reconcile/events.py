@@ -18,7 +18,7 @@ from rlinf_api.plan import PlanReason
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.policies.failure import Verdict
 from rlinf_operator.policies.pod_view import PodView
-from rlinf_operator.policies.rules import Ruled
+from rlinf_operator.policies.rules import NO_RULE, Ruled
 from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed, PlanView
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,12 @@ def of_ended(ended: Iterable[tuple[PodView, Verdict]]) -> tuple[Event, ...]:
 
 
 def of_rules(ruled: Iterable[Ruled]) -> tuple[Event, ...]:
-    return tuple(Event(type="Warning", reason="FailureRule", message=r.message[:1000], pod=r.pod.name) for r in ruled)
+    return tuple(
+        Event(type="Warning", reason="FailureRule", message=r.message[:1000], pod=r.pod.name)
+        if r.met.key != NO_RULE
+        else Event(type="Warning", reason="AgentSilent", message=r.message[:1000], pod=r.pod.name)
+        for r in ruled
+    )
 
 
 def of_adjusted(adjust: Adjust) -> Event:

@@ -31,6 +31,9 @@ from rlinf_operator.policies.rules import Ruled
 from rlinf_operator.reconcile.state import DeletePod, Observed
 from rlinf_operator.settings import OperatorSettings
 
+SILENT_GRACE_S = 1
+"""Of a pod whose agent is silent. Not 0: the API server would forget a pod that its node still runs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -48,7 +51,10 @@ class Wanted:
     roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of each pool: whose failure one of its pods is that names nobody."""
     told: Mapping[str, Ruled] = field(default_factory=dict)
-    """What the driver says of pods that live, by name: a worker of theirs met a rule, and the pod is to be replaced."""
+    """What the driver says of pods that live, by name: a worker of theirs met a rule, or their agent is silent, and the
+    pod is to be replaced."""
+    told_again_s: float | None = None
+    """In how many seconds it says so of another, if nothing changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,7 @@ class Pods:
 
 def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: OperatorSettings) -> Pods:
     own = [p for p in observed.pods if p.component == names.COMPONENT_DRIVER and p.life == wanted.life]
-    found = Pods(driver_ready=any(p.ready for p in own))
+    found = Pods(driver_ready=any(p.ready for p in own), look_again_s=wanted.told_again_s)
     entries = restart.recent(
         restart.read(observed.status.restarts), now=now, window_s=wanted.window_s, here={p.name for p in observed.pods}
     )
@@ -260,9 +266,14 @@ def _replace(
         for pod in observed.pods:
             if pod.place == place and pod.name in {e.pod for e in entries}:
                 alive = not pod.has_ended  # then it counts in a quota that may refuse its successor
+                told = wanted.told.get(pod.name)
+                is_silent = alive and told is not None and told.failure.reason == rules.AGENT_SILENT
                 why = "a rule of failurePolicy replaces it" if alive else "it ended and is replaced"
+                why = "its agent is silent" if is_silent else why
                 room = f"{observed.job.name}-{place}" if alive else ""
-                _delete(found, pod, why, for_successor=True, makes_room=room)
+                # Nobody in it hears the word to end, and what it holds its successor may need.
+                grace_s = SILENT_GRACE_S if is_silent else None
+                _delete(found, pod, why, for_successor=True, makes_room=room, grace_period_s=grace_s)
     problem = restart.exceeded(
         restart.recent(entries, now=now, window_s=wanted.window_s),
         max_restarts=wanted.max_restarts,
@@ -327,11 +338,17 @@ def which_ended(pods: Pods, *, job: str, since: datetime | None) -> Callable[[Po
     return lambda place: f"{job}-{place}" in ended
 
 
-def _delete(found: Pods, pod: PodView, why: str, *, for_successor: bool = False, makes_room: str = "") -> None:
+def _delete(
+    found: Pods, pod: PodView, why: str, *, for_successor: bool = False, makes_room: str = "",
+    grace_period_s: int | None = None,
+) -> None:  # fmt: skip
     if pod.deleted_at is None:
         found.delete.append(
-            DeletePod(name=pod.name, uid=pod.uid, why=why, for_successor=for_successor, makes_room=makes_room)
-        )
+            DeletePod(
+                name=pod.name, uid=pod.uid, why=why, for_successor=for_successor, makes_room=makes_room,
+                grace_period_s=grace_period_s,
+            )
+        )  # fmt: skip
 
 
 def _user_failure(pod: PodView, verdict: Verdict) -> JobFailure:

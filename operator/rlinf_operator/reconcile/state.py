@@ -124,6 +124,8 @@ class DeletePod:
     makes_room: str = ""
     """A live pod whose inputs changed counts in the quota that may refuse its successor. This is the entry of
     status.restarts under which it then goes all the same."""
+    grace_period_s: int | None = None
+    """Instead of the pod's own; None: its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

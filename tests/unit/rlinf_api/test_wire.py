@@ -31,7 +31,8 @@ def reports(draw):
     known = {
         "state": st.sampled_from(DriverState), "members": st.lists(MEMBERS, max_size=3).map(tuple),
         "rulings": st.lists(RULINGS, max_size=3).map(tuple),
-        "missing": st.lists(WORDS, max_size=3).map(tuple), "first_failure": st.none() | FAILURES,
+        "missing": st.lists(WORDS, max_size=3).map(tuple), "silent_agents": st.lists(WORDS, max_size=3).map(tuple),
+        "first_failure": st.none() | FAILURES,
         "metrics": st.dictionaries(WORDS, SECONDS, max_size=3), "goal": st.none() | GOALS,
     }  # fmt: skip
     drawn = {f.name: known[f.name] if f.name in known else OF_A_TYPE[str(f.type)] for f in fields(DriverReport)}

@@ -48,8 +48,9 @@ class Store:
         self._done("patch", name, namespace, patch, subresource)
         return {}
 
-    async def delete(self, kind, name, *, namespace, uid):
-        self._done("delete", name, kind, namespace, uid)
+    async def delete(self, kind, name, *, namespace, uid, grace_period_s=None):
+        given = () if grace_period_s is None else (grace_period_s,)
+        self._done("delete", name, kind, namespace, uid, *given)
         return {}
 
 
@@ -118,9 +119,10 @@ async def test_a_job_whose_time_is_over_is_deleted_as_it_was_seen_and_nothing_el
 async def test_a_pod_that_is_gone_or_another_one_by_now_needs_no_deletion(error):
     world = World()
     world.store.errors["delete", "a"] = error
-    pods = tuple(DeletePod(name=name, uid=f"u-{name}", why="") for name in ("a", "b"))
-    assert await world.apply(delete_pods=pods) == Applied()
-    assert world.store.writes == [("delete", "b", "Pod", "team", "u-b")]
+    pods = [DeletePod(name=name, uid=f"u-{name}", why="") for name in ("a", "b")]
+    pods.append(DeletePod(name="c", uid="u-c", why="its agent is silent", grace_period_s=1))
+    assert await world.apply(delete_pods=tuple(pods)) == Applied()
+    assert world.store.writes == [("delete", "b", "Pod", "team", "u-b"), ("delete", "c", "Pod", "team", "u-c", 1)]
 
 
 async def test_a_status_is_written_without_managed_fields_and_with_what_a_newer_operator_wrote():

@@ -328,3 +328,74 @@ def test_a_driver_goes_by_the_rules_that_it_has_read():
     world = running()
     world.report(plan_revision=1, rulings=(ruling("RestartPod", rule="gone"), ruling("Reboot"))).step()
     assert causes(world) == ["math-sim-1-a1 Program:gone"]
+
+
+# --- agents that their driver does not hear ---------------------------------------------------------------------------
+def silent(*rules):
+    """A job one of whose agents is frozen, since its pod has run for a while."""
+    return running(*rules).later(61).report(plan_revision=1, silent_agents=("sim-1",))
+
+
+def test_a_pod_whose_agent_is_silent_is_replaced_and_nobody_waits_for_its_end():
+    world = silent()
+    decision = world.step()
+    assert [p["metadata"]["name"] for p in decision.create_pods] == ["math-sim-1-a2"]
+    [deleted] = decision.delete_pods
+    assert (deleted.name, deleted.grace_period_s, deleted.why) == (SIM, 1, "its agent is silent")
+    assert causes(world) == ["math-sim-1-a1 Program"]
+    assert [(e.reason, e.pod, e.message) for e in decision.events if e.reason == "AgentSilent"] == [
+        ("AgentSilent", SIM, "pod math-sim-1-a1 on node n1 (AgentSilent): its driver hears nothing of its agent, which "
+         "is frozen or cut off")
+    ]  # fmt: skip
+    assert decision.ruled == (), "no rule was met"
+    assert world.status.first_failure.reason == "AgentSilent"
+    assert not world.step().create_pods, "the driver still says so until the next agent attaches"
+
+
+def test_it_counts_against_the_jobs_bound():
+    world = running(max_restarts=0).later(61).report(plan_revision=1, silent_agents=("sim-1",))
+    world.step()
+    assert world.condition("Failed") == ("True", "TooManyRestarts")
+    assert "math-sim-1-a1 (AgentSilent: its driver hears nothing of its agent" in world.message("Failed")
+
+
+def test_a_pod_has_a_minute_until_its_agent_must_be_heard():
+    world = running().later(20).report(plan_revision=1, silent_agents=("sim-1",))
+    decision = world.step()
+    assert not decision.create_pods
+    assert decision.requeue_after_s is not None
+    assert decision.requeue_after_s <= 40
+    assert [p["metadata"]["name"] for p in world.later(40).step().create_pods] == ["math-sim-1-a2"]
+
+
+def test_pods_that_do_not_run_or_are_leaving_are_not_replaced_for_it():
+    world = silent()
+    world.exited("math-sim-0-a1", 1).waiting(SIM, reason="ErrImagePull")
+    world.pods[SIM]["status"]["phase"] = "Pending"
+    world.step()
+    assert "math-sim-1-a2" not in world.names()
+    world = silent()
+    world.deleted(SIM, disruption="DeletionByTaintManager").step()
+    assert causes(world) == ["math-sim-1-a1 Infrastructure"], "its node is lost, and that has rules of its own"
+
+
+@pytest.mark.parametrize(
+    ("rule", "cause"),
+    [({"pool": "sim", "action": "Ignore"}, "Infrastructure:0"), ({"pool": "sim", "action": "RestartPod"}, "Program:0")],
+)
+def test_a_rule_that_names_no_reason_is_about_a_silent_agent_too(rule, cause):
+    world = silent(rule)
+    decision = world.step()
+    assert [p["metadata"]["name"] for p in decision.create_pods] == ["math-sim-1-a2"]
+    assert causes(world) == [f"math-sim-1-a1 {cause}"]
+    assert [e.reason for e in decision.events if e.pod == SIM] == ["FailureRule"]
+    assert decision.ruled == (rule["action"],)
+
+
+def test_a_rule_may_fail_the_job_for_it_and_one_of_another_reason_does_not():
+    world = silent({"pool": "sim", "reasons": ["NodeLost"], "action": "FailJob"})
+    world.step()
+    assert "math-sim-1-a2" in world.names()
+    world = silent({"pool": "sim", "action": "FailJob"})
+    world.step()
+    assert world.condition("Failed") == ("True", "FailureRule")

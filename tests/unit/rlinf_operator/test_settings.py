@@ -37,6 +37,7 @@ def test_the_defaults_of_jobs_are_these():
         "pods_ready_deadline_s": 300.0,
         "driver_silent_deadline_s": 60.0,
         "driver_late_s": 10.0,
+        "agent_silent_deadline_s": 60.0,
         "drain_deadline_s": 120.0,
         "finish_grace_s": 30.0,
         "exit_zero_grace_s": 10.0,
@@ -93,7 +94,7 @@ PLAIN = {
     if isinstance(value, int | float)
 }
 REPEATED = [
-    ("docs/recovery.md", "operator: no report | {driver_late_s} s: Degraded; {driver_silent_deadline_s} s"),
+    ("docs/recovery.md", "no ping is answered | {driver_late_s} s: Degraded; {driver_silent_deadline_s} s"),
     (
         "docs/recovery.md",
         f"{REPEATED_S + DEFAULTS.driver_late_s:g} s: Degraded; "

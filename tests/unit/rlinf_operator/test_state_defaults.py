@@ -12,7 +12,7 @@ DEFAULTS = {
     pod_view.PodView: {
         "pool": "", "ordinal": 0, "attempt": 1, "life": 1, "inputs": "", "phase": "Pending", "lingers": False,
         "ready": False, "node": "",
-        "ip": "", "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
+        "ip": "", "started_at": None, "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
         "unschedulable": "", "pod_reason": "", "pod_message": "",
     },
@@ -26,7 +26,7 @@ DEFAULTS = {
     },
     state.Event: {"pod": ""},
     state.Instruct: {"switches": 0},
-    state.DeletePod: {"for_successor": False, "makes_room": ""},
+    state.DeletePod: {"for_successor": False, "makes_room": "", "grace_period_s": None},
     state.Decision: {
         "request_plan": "", "highest_revision": 0, "plan_within": None, "queue": None,
         "service": None, "network_policy": None, "delete_network_policy": "",

@@ -16,6 +16,7 @@ def test_the_defaults_are_these():
     assert dataclasses.asdict(settings.load({})) == {
         "heartbeat_interval_s": 0.5,
         "agent_dead_after_s": 4.0,
+        "agent_replaced_after_s": 60.0,
         "connect_timeout_s": 5.0,
         "welcome_timeout_s": 30.0,
         "reconnect_backoff_s": 0.1,

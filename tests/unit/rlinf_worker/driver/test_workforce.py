@@ -9,6 +9,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker import clock
+from rlinf_worker.driver.job import Dirty
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
 from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.workforce import Workforce
@@ -41,6 +42,10 @@ class Site:
             assert gone.placed.id not in self.members.prepared
             self._gone.append((gone.placed.id, gone.why))
         return self._gone
+
+    @property
+    def silent(self) -> list[str]:
+        return list(self.force.silent_agents)
 
     def attach(
         self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None
@@ -392,3 +397,58 @@ def test_a_worker_that_no_plan_has_any_more_has_time_to_end_and_one_that_was_giv
     stops = [m.instruction.stop for m in outbox._messages if m.instruction.HasField("stop")]
     assert [(stop.worker, stop.grace_s) for stop in stops] == [("env/1", site.settings.dismiss_grace_s), ("env/0", 0.0)]
     assert (stream.closed, stream.deaf) == (None, True), "its agent ends it; what it still says counts no more"
+
+
+# --- agents that only another pod helps -------------------------------------------------------------------------------
+def attached(**job: Any) -> tuple[Site, dict[tuple[str, int], Outbox[Any]]]:
+    """All agents are."""
+    site = Site(**job)
+    return site, {key: site.attach(key) for key in site.members.pods}
+
+
+def test_an_agent_that_stays_away_is_told_to_be_silent_until_it_is_back():
+    site, outboxes = attached(envs=1)
+    site.force.detached(SIM, outboxes[SIM])
+    site.later(59)
+    site.job.take_marks()
+    site.later(2)
+    assert site.silent == ["sim-0"]
+    assert Dirty.SHOWN in site.job.take_marks(), "the operator hears of it"
+    site.attach(SIM, attempt=2)
+    site.later(1)
+    assert site.silent == []
+
+
+@pytest.mark.parametrize("silent_s", [59, 61])
+def test_a_frozen_agent_is_away_from_when_it_was_given_up(silent_s):
+    site, outboxes = attached(envs=1)
+    site.later(4 + silent_s, beating=False)
+    assert ("sim-0" in site.silent) == (silent_s > 60)
+    del outboxes
+
+
+def test_an_agent_that_a_new_driver_never_heard_is_told_too_as_it_may_have_been_frozen_before():
+    site = Site(envs=1, driver_attempt=2)
+    site.attach(("gpu", 0))
+    site.later(59)
+    assert site.silent == []
+    site.later(3)
+    assert site.silent == ["sim-0"]
+
+
+def test_where_most_of_several_are_silent_none_is_told_as_the_driver_itself_may_be_cut_off():
+    site, outboxes = attached(envs=4, pods=4)
+    for ordinal in range(2):
+        site.force.detached(("sim", ordinal), outboxes["sim", ordinal])
+    site.later(62)
+    assert site.silent == ["sim-0", "sim-1"], "two of five"
+    site.force.detached(("sim", 2), outboxes["sim", 2])
+    site.later(62)
+    assert site.silent == []
+
+
+def test_a_pod_that_no_plan_in_force_has_is_waited_for_by_its_preparation():
+    site, _ = attached(envs=1)
+    site.members.prepare([], pods=[("sim", 1)])
+    site.later(70)
+    assert site.silent == []

@@ -209,6 +209,7 @@ class JobStatus(_message.Message):
     PLAN_STEP_SPREAD_S_FIELD_NUMBER: _builtins.int
     RULINGS_FIELD_NUMBER: _builtins.int
     SCHEDULER_AWAY_FIELD_NUMBER: _builtins.int
+    SILENT_AGENTS_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -258,6 +259,10 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def rulings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ruling]: ...
+    @_builtins.property
+    def silent_agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """pods of the plan whose agent has been away for too long, as p0-0"""
+
     def __init__(
         self,
         *,
@@ -291,10 +296,11 @@ class JobStatus(_message.Message):
         plan_step_spread_s: _builtins.float = ...,
         rulings: _abc.Iterable[Global___Ruling] | None = ...,
         scheduler_away: _builtins.bool = ...,
+        silent_agents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
