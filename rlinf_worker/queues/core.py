@@ -59,6 +59,7 @@ class QueueCore:
             self.book, self.consumers, on_the_way=self._on_the_way, order=order, first_round=first_round
         )
         self._again: list[UnitInfo] = []
+        self._closed = Age(0, 0)  # the newest step that has committed
         self.counts = dict.fromkeys(COUNTED, 0)
         if rounds:
             self.end_here()
@@ -78,7 +79,13 @@ class QueueCore:
         if self.consumers.homes is not None:
             self.consumers.homes.gone(consumer)
         self._on_the_way.drop(lambda way: way[1] == consumer)
-        had = self.book.of(consumer)
+        had = []
+        for entry in self.book.of(consumer):
+            if entry.unit.age <= self._closed:  # it never acknowledged it, and nobody needs it any more
+                self.book.pop(entry.unit.id)
+                self.counts["late"] += 1
+            else:
+                had.append(entry)
         self._wait_again(had)
         self.steps.gang_gone()
         return self._lose(entry for entry in had if entry.unit.producer == GONE)
@@ -288,6 +295,7 @@ class QueueCore:
     def close(self, upto: Age) -> None:
         """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,
         which the caller knows; acknowledgements of it may still come."""
+        self._closed = max(self._closed, upto)
         for memory in (self._finished, self._on_the_way, self.steps):
             memory.close(upto)
         if self.consumers.homes is not None:

@@ -117,6 +117,11 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         killed_in_order = ["env/0", "rollout/0", "actor/0", "pod cpu-0", "driver"]
         assert [line["who"] for line in recovered] == [*killed_in_order, "env/0"]
         assert all(0 < line["start_s"] <= line["seconds"] for line in recovered)
+        # 16 questions a slice (SMALL): what lives anew makes what is open, and not the job from its first step on.
+        paths = (run.work_dir / "spans").iterdir()
+        spans = [json.loads(text) for path in paths for text in path.read_text().splitlines()]
+        made = sum(span.get("role") == "env" and span.get("kind") == "compute" for span in spans)
+        assert made < 1.5 * STEPS * SLICES * 16, f"{made} steps of environments"
         # Who waits for an environment or an actor waits at least as long as that needs to start.
         lost = {line["who"]: line["lost_s"] for line in recovered[:3]}
         assert lost["env/0"].keys() == {"rollout", "actor"}

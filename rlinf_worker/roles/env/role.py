@@ -200,6 +200,7 @@ class GymnasiumRole:
             weight=float(len(segment.steps) * len(last_obs)),
             parents=[ticket],
         )
+        self._segments.ack(ticket)
 
     def _slice(self, index: int, step: int) -> _Slice:
         known = self._slices.get(index)

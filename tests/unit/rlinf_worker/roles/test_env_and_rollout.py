@@ -113,6 +113,8 @@ async def test_a_trajectory_is_what_the_plainest_loop_would_have_seen(running):
     running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
     tickets = [running.ticket(0), running.ticket(1)]
     made = {item.key: item for item in [await running.trajectory(), await running.trajectory()]}
+    await running.until(lambda: len(running.stage.channel("segments").acked) == 2)
+    assert {item.key for item in running.stage.channel("segments").acked} == made.keys(), "nothing more comes of them"
     for index, ticket in enumerate(tickets):
         item = made[ticket.key]
         assert (item.step, item.branch, item.weight) == (1, 0, float(HORIZON * ENVS))
