@@ -1,13 +1,18 @@
-"""The benchmark of many agents, at the size of a few: the driver hears them all, and the figures are of this run."""
+"""Benchmarks at the size of a few: a driver hears all of its agents, units go through three roles, and the figures are
+of this run."""
 
 import asyncio
 
 import pytest
 
 from tests.cluster import bars
-from tools.bench.runtime_parts import scale
+from tools.bench.runtime_parts import hops, scale
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def test_hops_of_units_are_counted_by_the_cpu_that_all_processes_take():
+    assert 0.05 < hops.few() < 20, "milliseconds: a step's own CPU is in it, which few units share"
 
 
 def test_a_driver_hears_every_beat_of_simulated_agents():

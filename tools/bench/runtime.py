@@ -10,6 +10,7 @@ from __future__ import annotations
 from tools.bench.harness import Row
 from tools.bench.runtime_parts import (
     channels,
+    hops,
     joined,
     links,
     recovery,
@@ -22,7 +23,7 @@ from tools.bench.runtime_parts import (
     weights,
 )
 
-PARTS = (links, channels, joined, weights, turns, start, switch, recovery, scale, thousands, spans)
+PARTS = (links, channels, hops, joined, weights, turns, start, switch, recovery, scale, thousands, spans)
 
 
 def rows() -> list[Row]:
@@ -31,4 +32,4 @@ def rows() -> list[Row]:
 
 def small_rows() -> list[Row]:
     """One of each kind that takes seconds."""
-    return [*start.small_rows(), turns.rows()[0]]
+    return [*start.small_rows(), *hops.small_rows(), turns.rows()[0]]

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from rlinf_api.job import RLJobSpec
+from rlinf_worker.flows.synthetic import check_config, check_job
 from rljob.timeline import Record
 from tools.bench import runtime
 from tools.bench.harness import BenchError
-from tools.bench.runtime_parts import fan, heard, joined, recovery, scale, spans, thousands
+from tools.bench.runtime_parts import fan, heard, hops, joined, recovery, scale, spans, thousands
 
 
 def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
@@ -45,6 +47,21 @@ def test_a_step_of_joined_units_ends_and_one_that_lacks_parts_has_no_figure(roun
     assert joined.measure(256, rounds=rounds, order=order) > 0
     with pytest.raises(BenchError, match="256 of 512 units were handed out"):
         joined.measure(256, rounds=rounds, order=order, scores=128)
+
+
+def test_a_hop_is_a_role_that_a_unit_goes_through():
+    assert hops.hops(hops.job(micro_batch=8)) == 3 * 1000
+    assert hops.hops(hops.job(micro_batch=1, units=4, trips=250)) == 4 * (2 * 250 + 1), "and the queue behind the cycle"
+    for wanted in (hops.job(micro_batch=8), hops.job(micro_batch=1, units=4, trips=250)):
+        assert check_config(wanted["spec"]["flow"]["config"])
+        assert list(check_job(RLJobSpec.model_validate(wanted["spec"]))) == []
+
+
+def test_what_a_job_takes_that_does_not_get_to_its_end_is_no_figure():
+    wanted = hops.job(micro_batch=8, units=1, steps=2)
+    wanted["spec"]["roles"][0]["config"]["nonsense"] = 1
+    with pytest.raises(BenchError, match=r"rljob run is at step 0, wanted 2 \(exit code 2\)"):
+        hops.milliseconds(wanted)
 
 
 def consumer(rank, *, taken, first_s, last_s, first_batch=10):
