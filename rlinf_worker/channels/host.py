@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_worker.channels.account import Account
@@ -24,6 +24,10 @@ HEAD_BYTES: Final = 64 << 10
 answers that have come. What a link refused after `put` had returned would be sent again for ever."""
 
 
+class Mark(Protocol):
+    def __call__(self, source: Drainable[pb.WorkerMessage], *, can_wait: bool = False) -> None: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Host:
     worker: str
@@ -33,8 +37,8 @@ class Host:
     recorder: Recorder
     tell: Callable[[pb.WorkerMessage], None]
     """To the driver; lost with a broken stream, so only what is told again after the next Hello."""
-    mark: Callable[[Drainable[pb.WorkerMessage]], None]
-    """Ask this one to drain in the next batch."""
+    mark: Mark
+    """Ask this one to drain in the next batch. `can_wait`: for one that goes for another reason, or a little later."""
     finish_item: Callable[[Item], None]
     """Acknowledge an item of whichever channel it is from."""
     fatal: Callable[[BaseException], None]

@@ -38,7 +38,7 @@ def tell_producers(sessions: Sessions, channel: str, units: Iterable[UnitInfo], 
         made[unit.producer, unit.branch].append(unit.key)
     for (producer, branch), keys in made.items():
         if producer != INLINE:
-            sessions.tell(producer, **{kind: pb.Keys(channel=channel, branch=branch, keys=keys)})
+            sessions.tell(producer, can_wait=True, **{kind: pb.Keys(channel=channel, branch=branch, keys=keys)})
 
 
 class Tickets:

@@ -48,8 +48,8 @@ class Sessions:
         self.refused[error.why if isinstance(error, Refuse) else error.reason] += 1
         return error.exit_code if isinstance(error, Refuse) else names.EXIT_RETRYABLE
 
-    def tell(self, worker: WorkerId, **kind: Any) -> None:
-        """`tell(wid, begin=pb.Begin(...))`."""
+    def tell(self, worker: WorkerId, *, can_wait: bool = False, **kind: Any) -> None:
+        """`tell(wid, begin=pb.Begin(...))`. `can_wait`: for the next frame to that worker (uplink.outbox)."""
         if worker in self.workers:
             self.told += 1
-            self.workers.tell(worker, pb.DriverMessage(**kind))
+            self.workers.tell(worker, pb.DriverMessage(**kind), can_wait=can_wait)

@@ -75,7 +75,7 @@ class QueueChannel:
         given = self.into.given.take()
         if given is None:
             return None
-        self._host.mark(self.into)  # there is room for more
+        self.into.took()
         return self._item(*given)
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
@@ -110,7 +110,7 @@ class QueueChannel:
         self.account_in.rounds += 1
         self.account_in.step = max(self.account_in.step, part.step)
         self._host.taken()
-        self._host.mark(self.into)  # there is room for more
+        self.into.took()
         try:
             items = tuple(self._item(unit, message) for unit, message in given)
         except PayloadError as error:
@@ -130,7 +130,7 @@ class QueueChannel:
 
     async def _wait(self, condition: Any, noun: str) -> None:
         what, ripe = f"{noun} of channel {self.name!r} for {self._host.worker}", self.into.given.is_quarter_full
-        with self.account_in.waiting():
+        with self.account_in.waiting(), self.into.short():
             await self._host.waits.until(condition, self.into.arrival, what=what, timeout_s=None, ripe=ripe)
 
     def _item(self, unit: UnitInfo, message: Message) -> Item:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 from time import monotonic
@@ -48,7 +49,6 @@ class Consuming:
         self.ended = EndedUnits()
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
         self._producers: dict[str, Endpoint] = {}
-        self._to_pull: dict[str, list[UnitId]] = {}
         self._partials: dict[UnitId, bytes] = {}  # of units in hand: each driver is told
         self._untold: dict[UnitId, None] = {}  # of these
 
@@ -59,7 +59,6 @@ class Consuming:
     # --- to the driver ------------------------------------------------------------------------------------------------
     def drain(self, out: list[pb.WorkerMessage]) -> None:
         """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
-        self._send_pulls()
         self._receipts.drain(out, monotonic())
         for uid in self._untold:
             said = pb.Partial(channel=self._name, key=uid.key, branch=uid.branch, json=self._partials[uid])
@@ -90,6 +89,21 @@ class Consuming:
         self.given.window = window
         self._host.mark(self)
 
+    def took(self) -> None:
+        """There is room for more."""
+        if self.given.is_credit_due:
+            self._host.mark(self)
+
+    @contextmanager
+    def short(self) -> Iterator[None]:
+        """The role waits for more than is here."""
+        self.given.waits += 1
+        self.took()
+        try:
+            yield
+        finally:
+            self.given.waits -= 1
+
     def state_credit_anew(self) -> None:
         """The driver counts on none that was stated before."""
         self.given.forget_credit()
@@ -103,7 +117,7 @@ class Consuming:
             if self.is_gang and drop_reason is not None:
                 ended = pb.Ended(key=unit.key, tickets=unit.of_tickets, units=1)
                 self.ended.add([ended], step=unit.step, branch=unit.branch)
-            self._host.mark(self)
+            self._host.mark(self, can_wait=drop_reason is None)
 
     def seal(self, uid: UnitId) -> None:
         if (unit := self.given.units.taken(uid)) is not None:
@@ -161,15 +175,16 @@ class Consuming:
             endpoint = self._producers.get(producer)
             why = "the round that it is of was taken without it"
             self._give_up(list(group), worker=producer, attempt=endpoint.attempt if endpoint else 0, why=why)
+        wanted: dict[str, list[UnitId]] = {}
         for unit in sorted(admitted.to_pull, key=attrgetter("age")):
             if unit.producer == INLINE:
                 self._arrived(unit.id, Message(b"", _inline_payload(unit)))
             else:
-                self._to_pull.setdefault(unit.producer, []).append(unit.id)
-        self._host.mark(self)
+                wanted.setdefault(unit.producer, []).append(unit.id)
+        self._send_pulls(wanted)
+        self._host.mark(self, can_wait=not self.given.is_credit_due)
 
-    def _send_pulls(self) -> None:
-        wanted, self._to_pull = self._to_pull, {}
+    def _send_pulls(self, wanted: Mapping[str, Sequence[UnitId]]) -> None:
         for producer, uids in wanted.items():
             endpoint = self._producers.get(producer)
             if endpoint is None:
@@ -224,7 +239,7 @@ class Consuming:
             return False
         if self.given.units.is_here(uid):
             self._receipts.held([unit])
-            self._host.mark(self)
+            self._host.mark(self, can_wait=True)
             self.arrival.notify()
         return True
 

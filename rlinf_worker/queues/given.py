@@ -194,6 +194,7 @@ class QueueConsumer(Generic[P]):
         self._rounds: deque[RoundPart] = deque()
         self._last_taken = (-1, -1, -1)  # the place of a round
         self._outstanding = 0  # credit that was stated and has not come back as units
+        self.waits = 0  # calls of the role that wait for more than is here
         self._is_greeting = False  # between a Hello and its Welcome
 
     # --- credit -------------------------------------------------------------------------------------------------------
@@ -205,13 +206,20 @@ class QueueConsumer(Generic[P]):
         """Enough to take a turn for (turns.worker): a quarter of what may wait here."""
         return 4 * self.waiting >= self.window
 
+    @property
+    def is_credit_due(self) -> bool:
+        """Half of what may wait is gone, or the role waits for more than there is: else each unit that is taken would
+        be asked for by itself, in two messages of the driver, while others lie here."""
+        if self._is_greeting or self._outstanding > 0:
+            return False
+        return 2 * self.waiting <= self.window or (self.waits > 0 and self.waiting < self.window)
+
     def credit_due(self) -> int | None:
         """The number to state now; None: nothing to say."""
-        room = self.window - self.waiting
-        if self._is_greeting or self._outstanding > 0 or room <= 0:
+        if not self.is_credit_due:
             return None
-        self._outstanding = room
-        return room
+        self._outstanding = self.window - self.waiting
+        return self._outstanding
 
     def forget_credit(self) -> None:
         """Nothing counts that has been stated: the stream to the driver is new, or the plan."""

@@ -45,6 +45,8 @@ class Producing:
             until_commit=spec.until_commit,
         )
         self.room = host.waits.signal()
+        self._micro_batch = spec.micro_batch
+        """So many are taken together where they go: they may be announced together."""
         self._to_announce: list[UnitInfo] = []
 
     async def put(
@@ -109,7 +111,7 @@ class Producing:
         self.account.items += 1
         self.account.bytes += kept.nbytes
         self._host.recorder.released(self._name, step, branch)
-        self._host.mark(self)
+        self._host.mark(self, can_wait=len(self._to_announce) < self._micro_batch)
 
     def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:
         """What it was made with, as far as this worker knows; None: no weights had a part in it."""
@@ -148,6 +150,7 @@ class Producing:
         return [pb.HeldUnit(channel=self._name, unit=unit.to_pb()) for unit in self.shelf.units()]
 
     def resize(self, spec: pb.ChannelSpec) -> None:
+        self._micro_batch = spec.micro_batch
         self.shelf.resize(capacity_units=spec.capacity_units, capacity_bytes=spec.capacity_bytes)
         self.room.notify()
 

@@ -174,7 +174,7 @@ class Worker:
             waits=self._waits,
             recorder=self.recorder,
             tell=lambda message: self.driver.tell(message),
-            mark=lambda source: self.driver.mark(source),
+            mark=lambda source, *, can_wait=False: self.driver.mark(source, can_wait=can_wait),
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
             taken=self.turns.consider,

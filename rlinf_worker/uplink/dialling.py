@@ -187,11 +187,11 @@ class Uplink(Generic[Said, Heard]):
     def forget(self, key: str) -> None:
         self._kept.forget(key)
 
-    def mark(self, source: Drainable[Said]) -> None:
+    def mark(self, source: Drainable[Said], *, can_wait: bool = False) -> None:
         """Its `drain` is called for the next frame, or for the first one of the next stream."""
         self._marked[source] = None
         if self._outbox is not None:
-            self._outbox.poke()
+            self._outbox.poke(can_wait=can_wait)
 
     def _say(self, told: Told[Said]) -> None:
         outbox = self._outbox

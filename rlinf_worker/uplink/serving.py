@@ -64,10 +64,10 @@ class Guests(dict[Key, Guest], Generic[Key]):
         if guest := self.pop(key, None):
             guest.outbox.deaf = True
 
-    def tell(self, key: Key, message: Any) -> None:
+    def tell(self, key: Key, message: Any, *, can_wait: bool = False) -> None:
         """Nothing, where it is away: its next hello says what it holds, and it is told the rest."""
         if guest := self.get(key):
-            guest.outbox.put(message)
+            guest.outbox.put(message, can_wait=can_wait)
 
 
 class Reception(Protocol[Key]):

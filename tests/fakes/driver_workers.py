@@ -65,7 +65,7 @@ class SimWorker:
             waits=cast(Any, Pauses()),
             recorder=Recorder(),
             tell=self._tell,
-            mark=lambda source: self.marked.update({source: None}),
+            mark=lambda source, *, can_wait=False: self.marked.update({source: None}),
             finish_item=lambda item: self.queues[item.channel].finish(item),
             fatal=self._raise,
             max_staleness=lambda: world.driver.job.ledger.max_staleness,

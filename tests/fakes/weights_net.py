@@ -70,7 +70,8 @@ class WeightsNode:
         self.all: dict[str, Peer] = {}
         self.host = Host(
             worker=endpoint.worker, role=endpoint.worker.partition("/")[0], peers=cast(PeerLinks, self), waits=Waits(),
-            recorder=Recorder(), tell=lambda _: None, mark=lambda _: None, finish_item=lambda _: None,
+            recorder=Recorder(), tell=lambda _: None, mark=lambda source, *, can_wait=False: None,
+            finish_item=lambda _: None,
             fatal=self.errors.append,
         )  # fmt: skip
         self.weights = WeightsChannel(self.host, shm_dir=shm_dir, rank=rank, gang=lambda: net.gang)

@@ -41,7 +41,8 @@ class Node:
         self.errors: list[str] = []
         host = Host(
             worker=name, role=role, peers=peers, waits=Waits(), recorder=Recorder(), tell=lambda _: None,
-            mark=lambda _: None, finish_item=lambda _: None, fatal=lambda error: self.errors.append(str(error)),
+            mark=lambda source, *, can_wait=False: None,
+            finish_item=lambda _: None, fatal=lambda error: self.errors.append(str(error)),
         )  # fmt: skip
         self.weights = WeightsChannel(host, shm_dir="/dev/shm", rank=self.rank, gang=lambda: self.gang)
         peers.on_up.append(self._on_up)

@@ -39,7 +39,7 @@ class Site:
             waits=Waits(),
             recorder=Recorder(clock=lambda: self.now),
             tell=lambda message: None,
-            mark=lambda source: None,
+            mark=lambda source, *, can_wait=False: None,
             finish_item=lambda item: None,
             fatal=lambda error: None,
         )

@@ -43,8 +43,9 @@ class Site:
         step.tickets.update(dict.fromkeys(tickets, 8))
         step.sealed = True
 
-    def _tell(self, producer: str, **words: pb.Keys) -> None:
+    def _tell(self, producer: str, *, can_wait: bool, **words: pb.Keys) -> None:
         [(kind, keys)] = words.items()
+        assert can_wait, "nobody waits for these"
         assert keys.channel == "scores"
         self.said.extend((kind, producer, key) for key in keys.keys)
 

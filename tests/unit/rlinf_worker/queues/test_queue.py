@@ -1,5 +1,6 @@
 """The worker's halves of a queue, as values."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,34 @@ def test_a_payload_that_comes_after_its_assignment_was_forgotten_is_no_news():
     given_.assign([unit("a")])
     given_.lost([UnitId(0, "a")])
     assert given_.units.arrived(UnitId(0, "a"), "A") is None
+
+
+@pytest.mark.parametrize("window", range(1, 18))
+def test_a_steady_consumer_asks_for_half_a_window_at_once_and_never_runs_dry(window):
+    given_, asked, key = QueueConsumer[str](window=window, rounds=False), 0, 0
+    for taken in range(200):
+        if (due := given_.credit_due()) is not None:
+            asked += 1
+            for _ in range(due):
+                given_.assign([unit(str(key))])
+                given_.units.arrived(unit(str(key)).id, "payload")
+                key += 1
+        assert given_.take() is not None, taken
+    assert asked <= 1 + 200 // -(-window // 2)
+
+
+@pytest.mark.parametrize("waiting", range(8))
+def test_who_waits_for_more_than_is_here_asks_for_all_the_room(waiting):
+    given_ = QueueConsumer[str](window=8, rounds=False)
+    assert given_.credit_due() == 8
+    given_.assign([unit(str(number)) for number in range(8)])
+    for number in range(8):
+        given_.units.arrived(unit(str(number)).id, "payload")
+    for _ in range(8 - waiting):
+        given_.take()
+    assert given_.is_credit_due is (waiting <= 4)
+    given_.waits += 1
+    assert given_.credit_due() == 8 - waiting
 
 
 @settings(deadline=None)

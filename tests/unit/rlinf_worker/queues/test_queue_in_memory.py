@@ -39,6 +39,7 @@ class Site:
     def __init__(self, role: str = "actor", **spec: Any) -> None:
         self.lines, self.told = Lines(), list[pb.WorkerMessage]()
         self.marked, self.finished, self.failed = list[Any](), list[Item](), list[BaseException]()
+        self.urgent = 0  # frames to the driver, at most, that go for what was marked
         self.host = Host(
             worker=f"{role}/0",
             role=role,
@@ -46,7 +47,7 @@ class Site:
             waits=Waits(),
             recorder=Recorder(),
             tell=self.told.append,
-            mark=self.marked.append,
+            mark=self._mark,
             finish_item=self.finished.append,
             fatal=self.failed.append,
         )
@@ -56,6 +57,10 @@ class Site:
         }  # fmt: skip
         self.channel = QueueChannel(self.host, pb.ChannelSpec(**(given | spec)), Parents())
         self.out, self.into = self.channel.out, self.channel.into
+
+    def _mark(self, source: Any, *, can_wait: bool = False) -> None:
+        self.marked.append(source)
+        self.urgent += not can_wait
 
     def drained(self) -> list[Any]:
         """What the next batch to the driver says, of both ends."""
@@ -272,6 +277,55 @@ class TestConsuming:
     )  # fmt: skip
     async def test_a_consumers_credit_is_its_window(self, spec, units):
         assert Site(**spec).drained() == [pb.Credit(channel="units", units=units)]
+
+    async def test_a_window_of_units_is_one_frame_of_its_own_to_the_driver(self, site):
+        """Credit, when half of them are taken. That they are here, and done with, goes along with others."""
+        assert site.drained() == [pb.Credit(channel="units", units=8)]
+        site.assign(*"abcdefgh")
+        for key in "abcdefgh":
+            site.deliver(key)
+        assert site.line.heads() == [frames.Pull("units", [(1, key) for key in "abcdefgh"])], "asked for at once"
+        assert site.urgent == 0
+        items = [site.channel.take_now() for _ in range(3)]
+        assert site.urgent == 0
+        items.append(site.channel.take_now())
+        assert site.urgent == 1
+        for item in items:
+            site.channel.ack(item)
+        assert site.urgent == 1
+        *_, credit = site.drained()
+        assert credit == pb.Credit(channel="units", units=4)
+        site.channel.drop(site.channel.take_now(), "all alike")
+        assert site.urgent == 2, "what a filter drops may end a step"
+
+    async def test_a_role_that_waits_for_more_than_is_here_has_all_the_room_stated(self, site):
+        site.drained()
+        site.assign(*"abcdefgh")
+        for key in "abcdefgh":
+            site.deliver(key)
+        for _ in range(3):
+            site.channel.take_now()
+        assert not [said for said in site.drained() if isinstance(said, pb.Credit)], "five of eight lie here"
+        site.channel.on_spec(pb.ChannelSpec(micro_batch=6, depth=1, capacity_units=9, capacity_bytes=1 << 20))
+        site.drained()
+        batch = asyncio.create_task(site.channel.take_batch(at_least=6))
+        await asyncio.sleep(0)
+        assert site.urgent, "as it waits"
+        assert site.drained() == [pb.Credit(channel="units", units=1)]
+        site.assign("i")
+        site.deliver("i")
+        assert len(await asyncio.wait_for(batch, 5)) == 6
+        assert site.into.given.waits == 0
+
+    async def test_units_are_announced_by_micro_batches(self, site):
+        site = Site("env", micro_batch=3, producer="env")
+        for number in range(2):
+            await site.channel.put({}, key=str(number), step=1, branch=1)
+        assert site.urgent == 0
+        await site.channel.put({}, key="2", step=1, branch=1)
+        assert site.urgent == 1
+        (said,) = site.drained()
+        assert [unit.key for unit in said.units] == ["0", "1", "2"]
 
     async def test_who_is_not_the_consumer_has_no_credit_and_cannot_take(self):
         site = Site("env")

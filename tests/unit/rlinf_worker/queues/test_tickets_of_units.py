@@ -24,7 +24,8 @@ class Role:
         parents = Parents[Item]()
         host = Host(
             worker="env/0", role="env", peers=cast(Any, None), waits=Waits(), recorder=Recorder(), tell=cast(Any, None),
-            mark=lambda source: None, finish_item=lambda item: self.tickets.finish(item), fatal=cast(Any, None),
+            mark=lambda source, *, can_wait=False: None, finish_item=lambda item: self.tickets.finish(item),
+            fatal=cast(Any, None),
         )  # fmt: skip
         sizes: Any = {"mode": "Queue", "micro_batch": 8, "depth": 8, "capacity_units": 99, "capacity_bytes": 1 << 30}
         self.tickets = QueueChannel(host, pb.ChannelSpec(name="tickets", consumer="env", **sizes), parents)

@@ -29,7 +29,7 @@ class Site:
             waits=Waits(),
             recorder=Recorder(),
             tell=lambda message: None,
-            mark=lambda source: None,
+            mark=lambda source, *, can_wait=False: None,
             finish_item=lambda item: None,
             fatal=lambda error: None,
         )

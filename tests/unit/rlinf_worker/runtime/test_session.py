@@ -60,7 +60,7 @@ class Site:
             waits=Waits(),
             recorder=Recorder(),
             tell=self.told.append,
-            mark=lambda source: None,
+            mark=lambda source, *, can_wait=False: None,
             finish_item=lambda item: None,
             fatal=lambda error: None,
         )
