@@ -30,7 +30,7 @@ def test_beats_that_a_driver_comes_to_when_the_next_is_due_are_missed(monkeypatc
     def standing_still(field, driver, told, *, seconds):
         loop = asyncio.get_running_loop()
         loop.call_later(1.5, driver.suspend)
-        loop.call_later(2.7, driver.resume)
+        loop.call_later(3.7, driver.resume)
         return measure(field, driver, told, seconds=seconds)
 
     monkeypatch.setattr(scale._Field, "measure", standing_still)

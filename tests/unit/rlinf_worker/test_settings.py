@@ -10,11 +10,12 @@ import rlinf_worker
 from rlinf_api.errors import UserError
 from rlinf_worker import settings
 from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.runtime import agent_link
 
 
 def test_the_defaults_are_these():
     assert dataclasses.asdict(settings.load({})) == {
-        "heartbeat_interval_s": 0.5,
+        "heartbeat_interval_s": 1.0,
         "agent_dead_after_s": 4.0,
         "agent_replaced_after_s": 60.0,
         "connect_timeout_s": 5.0,
@@ -54,9 +55,10 @@ def test_the_defaults_are_these():
     }
 
 
-def test_a_dead_agent_misses_eight_beats_and_a_lost_pod_is_known_within_six_seconds():
+def test_a_dead_agent_misses_four_beats_each_with_news_and_a_lost_pod_is_known_within_six_seconds():
     limits = settings.Settings()
-    assert limits.agent_dead_after_s == 8 * limits.heartbeat_interval_s
+    assert limits.agent_dead_after_s == 4 * limits.heartbeat_interval_s
+    assert limits.heartbeat_interval_s == agent_link.MARK_INTERVAL_S, "a beat tells what workers have marked since"
     assert limits.agent_dead_after_s + limits.reconnect_backoff_max_s <= 6.0
 
 
@@ -97,7 +99,7 @@ def test_no_setting_is_accepted_that_nothing_reads():
 
 def test_an_override_replaces_what_it_names():
     limits = settings.load({"RLINF_SETTINGS": '{"stop_grace_s": 1, "results_kept": 5}'})
-    assert (limits.stop_grace_s, limits.results_kept, limits.heartbeat_interval_s) == (1.0, 5, 0.5)
+    assert (limits.stop_grace_s, limits.results_kept, limits.heartbeat_interval_s) == (1.0, 5, 1.0)
 
 
 @pytest.mark.parametrize(

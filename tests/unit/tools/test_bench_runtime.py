@@ -23,10 +23,10 @@ def test_a_beat_is_missed_when_the_next_one_is_due_before_it_is_heard(tmp_path):
 
 
 def test_a_driver_that_had_less_to_hear_has_no_figures():
-    offered = {"agents_beats": 2048.0, "agents_credits": 1024.0}
+    offered = {"agents_beats": 1024.0, "agents_credits": 1024.0}
     scale.check_offered(offered, 1024)
-    with pytest.raises(BenchError, match="1900 beats a second were offered, wanted 2048 of 1024 agents"):
-        scale.check_offered({**offered, "agents_beats": 1900.0}, 1024)
+    with pytest.raises(BenchError, match="900 beats a second were offered, wanted 1024 of 1024 agents"):
+        scale.check_offered({**offered, "agents_beats": 900.0}, 1024)
     with pytest.raises(BenchError, match="900 credits a second were offered"):
         scale.check_offered({**offered, "agents_credits": 900.0}, 1024)
 

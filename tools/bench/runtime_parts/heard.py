@@ -18,8 +18,9 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_worker import __main__ as program
 from rlinf_worker.driver.members import PodKey
 from rlinf_worker.driver.workforce import Workforce
+from rlinf_worker.settings import Settings
 
-LATE_NS: Final = 500_000_000  # a heartbeat interval
+LATE_NS: Final = int(1e9 * Settings().heartbeat_interval_s)
 BYTES: Final = 16
 HEARD, MISSED = 0, 1
 

@@ -1,7 +1,7 @@
 """A driver with many agents: what it costs to hear them all.
 
 The driver is the real program in a process of its own, which counts the beats that it hears (heard.py). One more
-process plays the agents, each with a connection, a certificate and a stream of its own, that beat twice a second, as
+process plays the agents, each with a connection, a certificate and a stream of its own, that beat once a second, as
 real ones do, and a worker of each, that gives credit once a second; and the operator's watch. Nothing is trained: the
 actor's pod never comes. A run in which the players did not offer that load is none, and says so.
 
@@ -33,13 +33,14 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_operator.manifests import certificates
+from rlinf_worker.settings import Settings
 from tools.bench.harness import ROOT, BenchError, Row
 from tools.bench.runtime_parts import heard
 
 AGENTS: Final = 1024
 FEW: Final = 16
-SECONDS: Final = 10.0  # twenty beats of each
-BEAT_S: Final = 0.5
+SECONDS: Final = 10.0  # ten beats of each
+BEAT_S: Final = Settings().heartbeat_interval_s
 CREDIT_S: Final = 1.0
 LEAST: Final = 0.95  # of the load that was to be offered: the rest is the edges of the window
 UP_S: Final = 300.0  # for all of them to be attached: two handshakes each, on both sides of one machine
@@ -323,7 +324,7 @@ async def _until(call: Any, kind: str) -> AsyncIterator[Any]:
 
 def rows() -> list[Row]:
     return [
-        Row(name="agents_driver_cpu", unit="cores", better="lower", bar=0.4, subject=agents),
+        Row(name="agents_driver_cpu", unit="cores", better="lower", bar=0.25, subject=agents),
         Row(name="agents_missed_beats", unit="beats", better="lower", bar=0.0, subject=agents),
     ]
 
