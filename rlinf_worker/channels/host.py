@@ -24,7 +24,7 @@ HEAD_BYTES: Final = 64 << 10
 answers that have come. What a link refused after `put` had returned would be sent again for ever."""
 
 
-class Mark(Protocol):
+class MarkForDriver(Protocol):
     def __call__(self, source: Drainable[pb.WorkerMessage], *, can_wait: bool = False) -> None: ...
 
 
@@ -37,7 +37,7 @@ class Host:
     recorder: Recorder
     tell: Callable[[pb.WorkerMessage], None]
     """To the driver; lost with a broken stream, so only what is told again after the next Hello."""
-    mark: Mark
+    mark: MarkForDriver
     """Ask this one to drain in the next batch. `can_wait`: for one that goes for another reason, or a little later."""
     finish_item: Callable[[Item], None]
     """Acknowledge an item of whichever channel it is from."""
