@@ -72,6 +72,10 @@ the channel's; nearer, some were lost or made again."""
 ROUNDED: Final = 1e-9
 """Share of a mean below which a variance is what rounding leaves."""
 FEW: Final = 8  # measurements whose spread says nothing yet
+TOLD: Final = 0.25
+"""Share of what spans' seconds vary by that tokens must say beyond their units. Jitter goes by tokens a little, too, as
+by anything; taken for a line it would make a cost of each batch of all of a unit's time. Of eight spans chance says a
+quarter once in ten times, of twenty once in eighty."""
 APART: Final = 1.3
 """Sizes of batches that far apart make a line; nearer ones would make its slope of noise."""
 OVERLAP: Final = 1.5
@@ -271,7 +275,13 @@ class _Graph:
         weights = next((c for c in profile.channels if c.mode == "Weights"), None)
         asked = [c for c in profile.channels if c.mode == "Cycle"]
         feeders = {c.producer for c in between}
-        last = sorted({c.consumer for c in between} - feeders)
+        fed = {*tickets, *(c.consumer for c in between)}
+        cycles = [
+            _Asked.of(name, [c for c in asked if c.name == name], fed) for name in dict.fromkeys(c.name for c in asked)
+        ]
+        # Who asks for what another role feeds it, and has its answerer hand that on, ends nothing.
+        passing = {cycle.front for cycle in cycles if cycle.back in feeders}
+        last = sorted({c.consumer for c in between} - feeders - passing)
         if len(last) != 1:
             said = ", ".join(last) or "none"
             return Unfit((f"the steps of this flow end with {said}, and exactly one role is wanted that feeds nobody",))
@@ -283,10 +293,6 @@ class _Graph:
                     for c in rare
                 )
             )
-        fed = {*tickets, *(c.consumer for c in between)}
-        cycles = [
-            _Asked.of(name, [c for c in asked if c.name == name], fed) for name in dict.fromkeys(c.name for c in asked)
-        ]
         if reasons := tuple(_not_planned(cycles, feeders)):
             return Unfit(reasons)
         sources = [c for c in queues if not c.producer and c.consumer]
@@ -462,7 +468,7 @@ def _by_tokens(
     if not last or not all(m.tokens for m in ever):
         return None
     whole = _Moments.mean(ever)
-    if whole.explained_by_tokens <= whole.explained_by_units or whole.deviation < (APART - 1) / 2 * whole.tokens:
+    if whole.explained_by_tokens < whole.explained_by_units + TOLD or whole.deviation < (APART - 1) / 2 * whole.tokens:
         return None
     slope = min(max(whole.covariance / whole.deviation**2, 0.0), whole.seconds / whole.tokens)
     alone = whole.seconds - slope * whole.tokens

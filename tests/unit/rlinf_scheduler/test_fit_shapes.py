@@ -125,6 +125,14 @@ def test_a_fed_asker_whose_spans_are_of_several_units_is_still_asked_unit_by_uni
     assert (agents.is_single, agents.round_trips) == (True, 3)
 
 
+def test_a_fed_asker_whose_answerer_feeds_the_next_role_ends_no_step():
+    ways = [channel("graded", "judge", "train", 8) if c["name"] == "graded" else c for c in WAYS]
+    problem = fitted(job(*NAMES), profile(ROUNDS, ways))
+    assert problem.terminal == ("train",)
+    assert [problem.asker_feeds(cycle) for cycle in problem.cycles] == [True, False]
+    written(job(*NAMES), problem)
+
+
 @pytest.mark.parametrize(
     ("ways", "said"),
     [
@@ -236,8 +244,9 @@ def test_a_long_unit_is_long_for_all_roles_that_work_by_tokens():
     [
         by_tokens(8, 4096, 0, alone_ms=10, each_ms=0.01),
         by_tokens(8, 4096, 1024, alone_ms=50, each_ms=0.0, noise_ms=5),
+        by_tokens(8, 4096, 1024, alone_ms=50, each_ms=0.001, noise_ms=5),
     ],
-    ids=["all alike", "time goes by something else"],
+    ids=["all alike", "time goes by something else", "jitter goes by them a little"],
 )
 def test_tokens_that_say_nothing_leave_time_to_units(span):
     train = fitted(job("rollout", "reward", "train"), trained(span)).role("train")
