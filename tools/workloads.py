@@ -60,8 +60,10 @@ def job(
         "channels": _channels(entry, count),
         "speeds": {p["name"]: p["speed"] for p in entry["pools"] if "speed" in p},
     }
-    if "cycle" in entry:
-        config["cycle"] = {"stages": 2, **_scaled(entry["cycle"], time_scale)}
+    config["cycles"] = [{"stages": 2, **_scaled(cycle, time_scale)} for cycle in cycles_of(entry)]
+    if "units" in entry:  # as many of each item, however many these are
+        config["units"] = {name: n * count // entry["items"] for name, n in entry["units"].items()}
+    config |= {key: entry[key] for key in ("sealed", "tokens") if key in entry}
     if "drift" in entry:
         config["drift"] = entry["drift"]
     return {
@@ -81,6 +83,11 @@ def job(
             "placement": {"mode": mode},
         },
     }
+
+
+def cycles_of(entry: Entry) -> list[Mapping[str, Any]]:
+    """An entry has one `cycle`, or several `cycles`."""
+    return [entry["cycle"]] if "cycle" in entry else list(entry.get("cycles", ()))
 
 
 def _role(role: Mapping[str, Any], entry: Entry, time_scale: float) -> dict[str, Any]:
@@ -131,12 +138,14 @@ def _channels(entry: Entry, items: int) -> dict[str, Any]:
     batch = max(1, round(items / workers / ROUNDS_PER_STEP))
     edges = [e for e in entry["edges"] if not e.get("weights")]
     fed = {e["to"] for e in edges}
-    front, back = entry.get("cycle", {}).get("roles", ("", ""))
+    cycles = [cycle["roles"] for cycle in cycles_of(entry)]
+    firsts = [name for name in roles if name not in fed and name not in {back for _, back in cycles}]
     found = {f"{e['from']}-{e['to']}": roles[e["to"]] for e in edges}
-    found["tickets"] = next(role for name, role in roles.items() if name not in fed and name != back)
+    found |= {"tickets" if len(firsts) == 1 else f"tickets-{name}": roles[name] for name in firsts}
+    fronts = {front for front, _ in cycles}
     return {
         channel: {"microBatch": 1, "depth": items}
-        if channel == "tickets" and front
+        if role["name"] in fronts
         else {"microBatch": 1, "depth": max(2, role.get("lanes", 1) // 4)}
         if role["service"] == "concurrent"
         else {"microBatch": batch, "depth": 2}

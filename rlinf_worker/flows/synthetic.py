@@ -4,9 +4,11 @@
     driver ───────────────> rollout ─────────> reward ─────────────> train ── weights ──> rollout
                                 └────────────> reference ────────────┘
 
-A unit is one of `items` per step and keeps its lineage key through all roles. A role with several inputs gets a unit
-when all of them are there. In a cycle the units of a step travel in sub-batches (`stages` of them per worker) between
-two roles. The role at the producing end of the weights edge, or the last one, commits the steps. docs/synthetic.md.
+A step has `items` tickets. A role works on as many units, or on `units[ROLE]`, a multiple of it: what feeds it makes
+several of each, or puts several of one ticket together; a unit keeps its lineage key through roles of one number. A
+role with several inputs gets a unit when all of them are there. In a cycle the units of a step travel in sub-batches
+(`stages` of them per worker) between two roles, or one by one where another role makes them. The role at the producing
+end of the weights edge, or the last one, commits the steps. docs/synthetic.md.
 
 Runs in the driver. Not for: what a unit costs (roles/synthetic).
 """
@@ -29,7 +31,7 @@ from rlinf_worker.roles.synthetic.schema import Milliseconds, SyntheticConfig
 
 KIND = "synthetic"
 UNIT: Final = {"bytes": "bytes"}
-THERE: Final = {"keys": "list", "trip": "int", "sent": "float"}
+THERE: Final = {"keys": "list", "tickets": "list", "trip": "int", "sent": "float"}
 RETURN: Final = {"sent": "float"}
 PLACE: Final = {"at": "int", "of": "int"}  # a unit's, in its front worker's share
 
@@ -61,6 +63,14 @@ class CycleConfig(Model):
     """Sub-batches in flight per front worker, which the first plan takes over. 1: the roles work in turn."""
 
 
+class TokensConfig(Model):
+    """Of a unit: `mean` of them, drawn by its key alone, so that what is long is long for every role."""
+
+    mean: Annotated[float, Field(gt=0, le=1e9)]
+    sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """Width of their lognormal."""
+
+
 class DriftConfig(Model):
     step: Annotated[int, Field(ge=1)]
     role: Name
@@ -73,9 +83,15 @@ class SyntheticFlowConfig(Model):
     workload: Annotated[str, Field(max_length=200)] = ""
     """Name that sizes are drawn by: the same name, the same sizes. Empty: one of its own for all such jobs."""
     items: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Units per step."""
+    """Tickets per step, and units of every role that `units` does not name."""
+    units: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = {}
+    """Units per step of a role, where they are others than its tickets: {"rollout": 16, "judge": 16} of 4 items makes
+    four samples of each prompt, which become one again behind the judge."""
+    sealed: bool = False
+    """Nobody says how many units come of a ticket: whoever works on it says when that was all."""
+    tokens: TokensConfig | None = None
     edges: Annotated[list[EdgeConfig], Field(min_length=1, max_length=64)]
-    cycle: CycleConfig | None = None
+    cycles: Annotated[list[CycleConfig], Field(max_length=16)] = []
     drift: DriftConfig | None = None
     speeds: dict[Name, Annotated[float, Field(gt=0, le=1000)]] = {}
     """Speed of a pool, which divides all times on it. 1 where a pool is not named."""
@@ -98,26 +114,62 @@ def _graph_problems(config: SyntheticFlowConfig) -> Iterator[str]:
         yield "edges: two of them have weights: true, and one role publishes; leave one"
     if loop := _loop(graph):
         yield f"edges: {' -> '.join(loop)} is a loop; write it as cycle, or make one edge weights: true"
-    cycle = graph.cycle
-    if cycle is not None:
-        if cycle.front == cycle.back:
-            yield f"cycle.roles: {cycle.front!r} twice; write two roles"
-        if graph.outputs(cycle.front):
-            yield f"edges: from {cycle.front!r}, but units leave the cycle at {cycle.back!r}; write from: {cycle.back}"
-        if graph.inputs(cycle.back):
-            yield f"edges: to {cycle.back!r}, but units enter the cycle at {cycle.front!r}; write to: {cycle.front}"
-        if graph.inputs(cycle.front):
-            yield f"edges: to {cycle.front!r}, where the cycle begins with a reset; remove that edge"
-        if graph.committing in (cycle.front, cycle.back):
-            yield f"edges: {graph.committing!r} is in the cycle and cannot end the step; add a role behind the cycle"
+    yield from _cycle_problems(graph)
     if graph.committing not in graph.last_roles:
         yield f"edges: {graph.committing!r} publishes weights but feeds other roles; the last role publishes"
     if others := [r for r in graph.last_roles if r != graph.committing]:
         yield f"edges: nothing takes what {others[0]!r} makes; add an edge to {graph.committing!r}"
     if graph.committing in graph.first_roles:
         yield f"edges: {graph.committing!r} has no input; add an edge to it"
+    yield from _unit_problems(graph)
     if config.drift is not None and config.drift.role not in graph.roles:
         yield f"drift.role: {config.drift.role!r} is no role of the edges; write one of {', '.join(graph.roles)}"
+
+
+def _cycle_problems(graph: Graph) -> Iterator[str]:
+    ends = [role for cycle in graph.cycles for role in (cycle.front, cycle.back)]
+    for cycle in graph.cycles:
+        front, back = cycle.front, cycle.back
+        if front == back:
+            yield f"cycles: roles {front!r} twice; write two roles"
+        elif shared := [role for role in (front, back) if ends.count(role) > 1]:
+            yield f"cycles: {shared[0]!r} is in two of them; give each roles of its own"
+        if graph.outputs(front):
+            yield f"edges: from {front!r}, but units leave the cycle at {back!r}; write from: {back}"
+        if graph.inputs(back):
+            yield f"edges: to {back!r}, but units enter the cycle at {front!r}; write to: {front}"
+        if len(graph.inputs(front)) > 1:
+            yield f"edges: two of them to {front!r}, and who asks in a cycle has one input; leave one"
+        if graph.committing in (front, back):
+            yield f"edges: {graph.committing!r} is in a cycle and cannot end the step; add a role behind the cycle"
+
+
+def _unit_problems(graph: Graph) -> Iterator[str]:
+    items = graph.items
+    for role, count in graph.counts.items():
+        cycle = graph.cycle_of(role)
+        if role not in graph.roles:
+            yield f"units: {role!r} is no role of the edges; write one of {', '.join(graph.roles)}"
+        elif cycle is not None and role == cycle.back:
+            yield f"units: of {role!r}, who answers in a cycle and has those of {cycle.front!r}; write them there"
+        elif count % items:
+            yield f"units: {role!r} has {count}, and each of the {items} tickets becomes as many; write a multiple"
+        elif cycle is not None and role in graph.first_roles and count != items:
+            yield f"units: {role!r} has {count}, and who asks in a cycle has its {items} tickets; remove it"
+    for edge in graph.data:
+        made, taken = graph.units(edge.producer), graph.units(edge.consumer)
+        if max(made, taken) % min(made, taken):
+            yield f"units: {edge.producer!r} has {made} and {edge.consumer!r} {taken}; write multiples of each other"
+    for role in (r for r in graph.roles if graph.puts_together(r)):
+        if (cycle := graph.cycle_of(role)) is not None:
+            text = "and the units of a group may be at several workers of a cycle"
+            yield f"units: {role!r} puts units together, {text}; add a role behind the cycle"
+        if role in graph.first_roles and graph.units(role) > items:
+            yield f"units: {role!r} makes several of each ticket and puts them together; leave the fewer ones out"
+        if len(graph.outputs(role)) > 1:
+            yield f"edges: {role!r} puts units together and feeds others, too; add a role for that"
+        if len(graph.inputs(role)) > 1:
+            yield f"edges: {role!r} puts units together and has several inputs; add a role for that"
 
 
 def _loop(graph: Graph) -> list[str]:
@@ -157,6 +209,13 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
         if role.kind != KIND:
             continue
         config = SyntheticConfig.model_validate(role.config)
+        times = graph.units(name) // graph.items if name in graph.first_roles else 1
+        if times > 1 and (config.service != "concurrent" or name == graph.committing):
+            text = f"{name!r} makes {times} units of each ticket, each in a lane; write service: concurrent"
+            yield Problem(field="spec.flow.config.units", message=text)
+        if config.time.by_tokens and flow["tokens"] is None:
+            text = "true, and the flow says nothing of tokens; write spec.flow.config.tokens: {mean: 512, sigma: 0.8}"
+            yield Problem(field=f"{field}.config.time.byTokens", message=text)
         if config.gang and name != graph.committing:
             text = f"a gang takes rounds, which only {graph.committing!r} gets, as it ends the steps; write gang: false"
             yield Problem(field=f"{field}.config.gang", message=text)
@@ -177,41 +236,44 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
 
 async def synthetic(flow: Flow) -> None:
     graph, config = Graph.of(flow.config), flow.config
+    fronts, backs = {c.front for c in graph.cycles}, {c.back for c in graph.cycles}
     sources: list[tuple[str, Source]] = []
-    cycle = graph.cycle
     for role in graph.first_roles:
-        payload = PLACE if cycle is not None and role == cycle.front else {}
+        payload = PLACE if role in fronts else {}
         sources.append((role, flow.source(graph.tickets(role), to=role, payload=payload)))
-    if cycle is not None:
+    for cycle in graph.cycles:
         flow.cycle(cycle.channel, ask=cycle.front, answer=cycle.back, question=THERE, reply=RETURN)
     for role in graph.roles:
-        first = graph.takes_from(role)[0] if role not in (cycle.back if cycle else "",) else ""
+        first = graph.takes_from(role)[0] if role not in backs else ""
         for edge in (e for e in graph.data if e.consumer == role):
             is_first = edge.channel == first
             flow.queue(
                 edge.channel, edge.producer, edge.consumer,
-                rounds=is_first and role == graph.committing, joins="" if is_first else first, payload=UNIT,
+                rounds=is_first and role == graph.committing, joins="" if is_first else first,
+                together=graph.puts_together(role), payload=UNIT,
             )  # fmt: skip
     if graph.weights is not None:
         flow.weights(graph.weights.producer, graph.weights.consumer)
 
+    units = None if config.get("sealed") else graph.units(graph.committing) // graph.items
     async for step in flow.steps():
         for role, source in sources:
-            tickets = _tickets(flow, graph, role, step=step.number, items=int(config["items"]))
-            await source.put(tickets, step=step)
+            workers = flow.workers(role) if role in fronts else 0
+            await source.put(_tickets(flow, graph, step=step.number, workers=workers, units=units), step=step)
 
 
-def _tickets(flow: Flow, graph: Graph, role: str, *, step: int, items: int) -> list[Ticket]:
-    """In a cycle pinned to a front worker, which divides its share into as many sub-batches as the plan has stages."""
+def _tickets(flow: Flow, graph: Graph, *, step: int, workers: int, units: int | None) -> list[Ticket]:
+    """`workers`: of a cycle's front. There they are pinned to a worker, which divides its share into as many
+    sub-batches as the plan has stages. `units`: that come of each where the step ends."""
     workload = str(flow.config.get("workload") or "synthetic")
-    keys = [lineage.sample(workload, step, index=index, sample=0) for index in range(items)]
-    cycle = graph.cycle
-    if cycle is None or role != cycle.front:
-        return [Ticket(key=key) for key in keys]
-    workers, tickets = flow.workers(role), list[Ticket]()
+    keys = [lineage.sample(workload, step, index=index, sample=0) for index in range(graph.items)]
+    if not workers:
+        return [Ticket(key=key, units=units) for key in keys]
+    tickets = list[Ticket]()
     for worker in range(workers):
         share = keys[worker::workers]
         tickets += [
-            Ticket(key=key, payload={"at": at, "of": len(share)}, affinity=worker) for at, key in enumerate(share)
+            Ticket(key=key, payload={"at": at, "of": len(share)}, affinity=worker, units=units)
+            for at, key in enumerate(share)
         ]
     return tickets

@@ -40,7 +40,7 @@ def cycle():
             "flow": {"name": "synthetic", "steps": 100_000, "config": {
                 "items": ITEMS,
                 "edges": [{"from": "policy", "to": "train"}],
-                "cycle": {"roles": ["sim", "policy"], "roundTrips": 2, "hopMs": 1.0, "stages": 2},
+                "cycles": [{"roles": ["sim", "policy"], "roundTrips": 2, "hopMs": 1.0, "stages": 2}],
                 "channels": {"tickets": {"microBatch": 1, "depth": ITEMS}},
             }},
             "roles": [

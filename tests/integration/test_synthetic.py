@@ -105,7 +105,7 @@ def cycle_job(*, steps):
                 "items": CYCLE_ITEMS,
                 "edges": [{"from": "policy", "to": "train"},
                           {"from": "train", "to": "policy", "weights": True, "syncMs": EDGE_SYNC_MS}],
-                "cycle": {"roles": ["sim", "policy"], "roundTrips": TRIPS, "hopMs": HOP_MS, "stages": 1},
+                "cycles": [{"roles": ["sim", "policy"], "roundTrips": TRIPS, "hopMs": HOP_MS, "stages": 1}],
                 "speeds": {"fast": FAST},
                 "channels": {"tickets": {"microBatch": 1, "depth": CYCLE_ITEMS},
                              "policy-train": {"microBatch": ROUND, "depth": 2}},

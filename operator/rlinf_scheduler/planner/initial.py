@@ -216,18 +216,23 @@ def _positive(value: object, default: int) -> int:
 
 
 def _cycles(spec: RLJobSpec, taken: Sequence[Sequence[tuple[Slot, ...]]]) -> list[CyclePlan]:
-    """The cycles of a registered flow, or what flow.config.cycle names: {roles, stages}. Where neither says how many
-    stages, there are as many as a worker has slices: no measurement speaks against keeping both roles at work."""
-    roles, wanted = CYCLES.get(spec.flow.name, ()), spec.flow.config.get("stages")
-    named = spec.flow.config.get("cycle")
-    if isinstance(named, dict) and isinstance(names := named.get("roles"), list):
-        roles, wanted = tuple(str(name) for name in names), named.get("stages")
-    if not roles or not {r.name for r in spec.roles} >= set(roles):
-        return []
-    slices = _positive(spec.flow.config.get("slices"), DEFAULT_SLICES) if spec.flow.name in CYCLES else 1
+    """The cycles of a registered flow, or what flow.config.cycles names: [{roles, stages}, ...]. Where neither says how
+    many stages, there are as many as a worker has slices: no measurement speaks against keeping both roles at work."""
+    config, own = spec.flow.config, CYCLES.get(spec.flow.name, ())
+    found = [(own, config.get("stages"))] if own else []
+    if isinstance(named := config.get("cycles"), list):
+        asked = [(one.get("roles"), one.get("stages")) for one in named if isinstance(one, dict)]
+        found = [(tuple(map(str, roles)), stages) for roles, stages in asked if isinstance(roles, list)] or found
+    slices = _positive(config.get("slices"), DEFAULT_SLICES) if own else 1
     workers = {role.name: len(groups) for role, groups in zip(spec.roles, taken, strict=True)}
-    stages = _positive(wanted, -(-slices // max(1, workers[roles[0]])))
-    return [CyclePlan(roles=list(roles), stages=min(MAX_STAGES, stages))]
+    return [
+        CyclePlan(
+            roles=list(roles),
+            stages=min(MAX_STAGES, _positive(wanted, -(-slices // max(1, workers[roles[0]])))),
+        )
+        for roles, wanted in found
+        if roles and workers.keys() >= set(roles)
+    ]
 
 
 def _explain(spec: RLJobSpec, pools: Sequence[_Pool], taken: Sequence[Sequence[tuple[Slot, ...]]]) -> str:

@@ -8,7 +8,8 @@
 | both, one server | passages, one after the other | a passage | the above |
 
 A sub-batch is one question of the cycle. The front keeps its tickets until the back has handed on what came of them;
-where a front dies, its tickets are handed out again and the sub-batch begins its journey anew.
+where a front dies, its tickets are handed out again and the sub-batch begins its journey anew. Of a front that another
+role feeds a sub-batch is one unit, and as many of them are asked for at once as there are stages: it knows of no share.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -75,7 +77,7 @@ class _Server:
     async def passage(self, keys: list[str], *, step: int) -> None:
         desk, figures = self._desk, self._desk.figures
         seconds = figures.per_batch_s + sum(figures.item_s(key, step=step) for key in keys)
-        with desk.ctx.span("compute", step=step, units=len(keys)):
+        with desk.ctx.span("compute", step=step, units=len(keys), tokens=figures.tokens(keys)):
             await desk.pacer.spend(desk.jitter(seconds))
 
 
@@ -88,19 +90,25 @@ class Front:
         self._gathering: dict[tuple[int, int, int], _SubBatch] = {}
         self._asked: dict[str, _SubBatch] = {}  # by the key of its question
         self._numbers = itertools.count(1)
+        self._is_fed = bool(desk.graph.inputs(desk.ctx.role))
+        self._under_way = 0
+        self._to_ask: deque[_SubBatch] = deque()  # of a front that is fed; bounded by the units that it has
 
     async def run(self) -> None:
         async with together() as tasks:
             others = [tasks.create_task(self._server.run()), tasks.create_task(self._answers())]
             async for ticket in self._tickets:
-                self._gather(ticket)
+                if self._is_fed:
+                    self._server.add(_SubBatch([ticket], number=next(self._numbers)))
+                else:
+                    self._gather(ticket)
             for task in others:
                 task.cancel()
 
     # --- tickets ------------------------------------------------------------------------------------------------------
     def _gather(self, ticket: Item) -> None:
         share = int(ticket.payload["of"])
-        stages = min(share, self._desk.ctx.stages(self._cycle.channel) or self._cycle.stages)
+        stages = min(share, self._stages)
         number = int(ticket.payload["at"]) % stages
         size, uid = len(range(number, share, stages)), (ticket.branch, ticket.step, number)
         batch = self._gathering.get(uid)
@@ -114,6 +122,10 @@ class Front:
         else:
             batch.timer = asyncio.get_running_loop().call_later(GATHER_S, self._leave, uid)
 
+    @property
+    def _stages(self) -> int:
+        return self._desk.ctx.stages(self._cycle.channel) or self._cycle.stages
+
     def _leave(self, uid: tuple[int, int, int]) -> None:
         batch = self._gathering.pop(uid, None)
         if batch is not None:
@@ -124,20 +136,32 @@ class Front:
         for ticket in [t for t in batch.tickets if t.cancelled]:
             batch.tickets.remove(ticket)
             self._tickets.drop(ticket, "cancelled")
-        if not batch.tickets:
-            return
-        first = batch.tickets[0]
-        await self._server.passage(batch.keys, step=first.step)
-        batch.trips += 1
-        key = f"{first.branch}/{first.step}/{batch.number}/{batch.trips}"
-        self._asked[key] = batch
-        await self._asking.ask(
-            {"keys": batch.keys, "trip": batch.trips, "sent": time.time()},
-            key=key,
-            step=first.step,
-            branch=first.branch,
-            version=first.version,
-        )
+        self._under_way -= bool(batch.trips)
+        if batch.tickets:
+            await self._server.passage(batch.keys, step=batch.tickets[0].step)
+            batch.trips += 1
+            self._to_ask.append(batch)
+        await self._ask()
+
+    async def _ask(self) -> None:
+        while self._to_ask and (self._under_way < self._stages or not self._is_fed):
+            batch = self._to_ask.popleft()
+            self._under_way += 1
+            first = batch.tickets[0]
+            key = f"{first.branch}/{first.step}/{batch.number}/{batch.trips}"
+            self._asked[key] = batch
+            await self._asking.ask(
+                {
+                    "keys": batch.keys,
+                    "tickets": [list(ticket.tickets) for ticket in batch.tickets],
+                    "trip": batch.trips,
+                    "sent": time.time(),
+                },
+                key=key,
+                step=first.step,
+                branch=first.branch,
+                version=first.version,
+            )
 
     async def _answers(self) -> None:
         async for answer in self._asking:
@@ -147,9 +171,12 @@ class Front:
                     self._tickets.drop(ticket, "unanswered")
             elif batch.trips < self._cycle.round_trips:
                 self._server.arrived(batch, answer)
+                continue
             else:
                 for ticket in batch.tickets:
                     self._tickets.ack(ticket)
+            self._under_way -= 1
+            await self._ask()
 
 
 class Back:
@@ -173,16 +200,16 @@ class Back:
         keys: list[str] = item.payload["keys"]
         await self._server.passage(keys, step=item.step)
         if item.payload["trip"] >= self._cycle.round_trips:
-            for key in keys:
-                made_from = ticket(item, key)
+            for key, tickets in zip(keys, item.payload["tickets"], strict=True):
+                made_from = ticket(item, key, tickets)
                 await self._desk.hand_on(
                     key, step=item.step, branch=item.branch, version=self._desk.version_of(item), parents=[made_from]
                 )
         self._answering.answer(item, {"sent": time.time()}, version=self._desk.version_of(item))
 
 
-def ticket(item: Item, key: str) -> Item:
-    """What a unit is made from: the front's ticket, which the driver hands out again where the unit is lost. Not an
+def ticket(item: Item, key: str, tickets: Sequence[str]) -> Item:
+    """What a unit is made from: the front's, whose tickets the driver hands out again where the unit is lost. Not an
     item of this worker, so that nothing is acknowledged here."""
     return Item(
         channel="",
@@ -192,4 +219,5 @@ def ticket(item: Item, key: str) -> Item:
         branch=item.branch,
         source=item.source,
         version=item.version,
+        tickets=tuple(tickets),
     )

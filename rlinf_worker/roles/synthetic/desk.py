@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -76,7 +77,20 @@ def figures_of(ctx: RoleContext) -> Figures:
         speed=float((flow.get("speeds") or {}).get(ctx.pool, 1.0)),
         drift=drift if drift.get("role") == ctx.role else None,
         option=ctx.allotment.option,
+        tokens=flow.get("tokens"),
     )
+
+
+@dataclass(slots=True)
+class _Group:
+    """Units that one of the next role's is made of, as far as they are here: by key, what each of them came of."""
+
+    parts: dict[str, Sequence[Item]] = field(default_factory=dict)
+    versions: list[PolicyVersion] = field(default_factory=list)
+
+    @property
+    def parents(self) -> tuple[Item, ...]:
+        return tuple(dict.fromkeys(item for items in self.parts.values() for item in items))
 
 
 class Desk:
@@ -91,6 +105,7 @@ class Desk:
         )
         self.held = NO_WEIGHTS
         self._payload = bytes(figures.payload_bytes)
+        self._groups: dict[tuple[int, str], _Group] = {}  # by (branch, key); bounded by the units of open steps
         weights = self.graph.weights
         self._pulls = weights is not None and weights.consumer == ctx.role
 
@@ -119,22 +134,45 @@ class Desk:
 
     async def hand_on(
         self, key: str, *, step: int, branch: int, version: PolicyVersion, parents: Sequence[Item]
-    ) -> None:
-        """One unit to every role that is fed by this one."""
-        outputs = self.graph.outputs(self.ctx.role)
-        if len(outputs) > 1 and len(parents) == 1:
-            parents = [parents[0], parents[0]]  # a put with one parent seals it, and a second edge is still to come
-        for name in outputs:
-            await self.ctx.channel(name).put(
-                {"bytes": self._payload}, key=key, step=step, branch=branch, version=version, parents=parents
-            )
+    ) -> tuple[Item, ...]:
+        """To every role that is fed by this one: one unit, its parts, or what it is a part of, once all of that is
+        here. Of which items nothing more is made."""
+        for edge in self.graph.outputs(self.ctx.role):
+            names, of = self.graph.becomes(key, self.ctx.role, edge.consumer)
+            if of > 1:  # its one edge: the flow refuses others beside it
+                group = self._groups.setdefault((branch, names[0]), _Group())
+                self._drop(group.parts.pop(key, ()))  # it comes anew, and the one before was taken back
+                group.parts[key] = parents
+                group.versions.append(version)
+                if len(group.parts) < of:
+                    return ()
+                del self._groups[branch, names[0]]
+                parents, version = group.parents, min(group.versions)
+            for name in names:
+                await self.ctx.channel(edge.channel).put(
+                    {"bytes": self._payload}, key=name, step=step, branch=branch, version=version, parents=parents
+                )
+        return tuple(parents)
+
+    def ack(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self.ctx.channel(item.channel).ack(item)
+
+    def _drop(self, items: Sequence[Item]) -> None:
+        for item in items:
+            self.ctx.channel(item.channel).drop(item, "cancelled")
+
+    def forget(self, branch: int) -> None:
+        """What would be put together of dead branches, whose other parts will not come any more."""
+        for uid in [uid for uid in self._groups if uid[0] < branch]:
+            self._drop(self._groups.pop(uid).parents)
 
 
 class Courier:
     """Puts what is done while the next unit is worked on; a full channel is waited for in `empty`, not in between."""
 
-    def __init__(self, desk: Desk, inputs: Sequence[Channel]) -> None:
-        self._desk, self._inputs = desk, inputs
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._task: asyncio.Task[None] | None = None
 
     def send(self, items: Sequence[Item], *, version: PolicyVersion) -> None:
@@ -144,9 +182,9 @@ class Courier:
         if before is not None:
             await before
         first = items[0]
-        await self._desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
-        for channel, item in zip(self._inputs, items, strict=True):
-            channel.ack(item)
+        self._desk.ack(
+            await self._desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
+        )
 
     async def empty(self) -> None:
         if self._task is not None:

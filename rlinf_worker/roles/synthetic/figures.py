@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from rlinf_api import options
 
 JITTER_BOUNDS: Final = (0.5, 2.0)
 MIB: Final = 1 << 20
+TOKENS: Final = "\0tokens"  # no role is called so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ class Figures:
     drift_step: int
     """From then on the time per item is multiplied by `drift_factor`."""
     drift_factor: float
+    mean_tokens: float = 0.0
+    """Of a unit; 0: the flow says nothing of tokens."""
+    sigma_tokens: float = 0.0
+    by_tokens: bool = False
+    """A unit is as long as it has tokens, for each such role."""
 
     @classmethod
     def of(
@@ -59,8 +65,9 @@ class Figures:
         speed: float = 1.0,
         drift: Mapping[str, Any] | None = None,
         option: str = "",
+        tokens: Mapping[str, Any] | None = None,
     ) -> Figures:
-        """`option`: the plan's, by the name that it has there; empty: the config's."""
+        """`option`: the plan's, by the name that it has there; empty: the config's. `tokens`: the flow's."""
         time, memory = config["time"], config.get("memory") or {}
         chosen = options.chosen(config, option) or {}
         seconds = 1e-3 / (speed * slots ** float(config.get("scaling", 1.0)))
@@ -87,6 +94,9 @@ class Figures:
             weights_bytes=int(config.get("weightsBytes", 4096)),
             drift_step=int(drift["step"]) if drift else 0,
             drift_factor=float(drift["factor"]) if drift else 1.0,
+            mean_tokens=float(tokens["mean"]) if tokens else 0.0,
+            sigma_tokens=float(tokens.get("sigma", 0.0)) if tokens else 0.0,
+            by_tokens=bool(time.get("byTokens", False)),
         )
 
     # --- what one unit costs, without jitter --------------------------------------------------------------------------
@@ -100,18 +110,29 @@ class Figures:
         return self.lanes * self.item_s(key, step=step)
 
     def size(self, key: str) -> float:
-        """Lognormal with mean 1; the same for the same (workload, role, key).
+        """Lognormal with mean 1; the same for the same (workload, role, key), or of tokens for each role.
 
         >>> Figures.of({"time": {"perItemMs": 4}}, role="rollout", workload="w").size("w:1/7")
         1.0
         """
-        if self.sigma == 0.0:
+        if self.by_tokens:
+            return self._drawn(TOKENS, key, sigma=self.sigma_tokens)
+        return self._drawn(self.role, key, sigma=self.sigma)
+
+    def tokens(self, keys: Iterable[str]) -> float:
+        """Of all these units; 0 where the flow says nothing of them."""
+        if not self.mean_tokens:
+            return 0.0
+        return self.mean_tokens * math.fsum(self._drawn(TOKENS, key, sigma=self.sigma_tokens) for key in keys)
+
+    def _drawn(self, name: str, key: str, *, sigma: float) -> float:
+        if sigma == 0.0:
             return 1.0
-        digest = hashlib.blake2b(f"{self.workload}\0{self.role}\0{key}".encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(f"{self.workload}\0{name}\0{key}".encode(), digest_size=16).digest()
         first = (int.from_bytes(digest[:8], "big") + 1) / (2**64 + 1)  # in (0, 1): its logarithm is finite
         second = int.from_bytes(digest[8:], "big") / 2**64
         normal = math.sqrt(-2.0 * math.log(first)) * math.cos(2.0 * math.pi * second)
-        return math.exp(self.sigma * normal - self.sigma * self.sigma / 2.0)
+        return math.exp(sigma * normal - sigma * sigma / 2.0)
 
 
 class Jitter:

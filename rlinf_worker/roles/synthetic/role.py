@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Serial:
         self._desk = desk
         self._channels = desk.inputs()
         self._joined = Joined(self._channels)
-        self._courier = Courier(desk, self._channels)
+        self._courier = Courier(desk)
         self._in_hand: tuple[Item, ...] | None = None  # of the next batch
 
     async def run(self) -> None:
@@ -54,6 +55,7 @@ class Serial:
             except ChannelClosed:
                 return
             self._joined.forget(first[0].branch)
+            self._desk.forget(first[0].branch)
             if alive := [items for items in batch if not self._given_up(items)]:
                 yield alive
 
@@ -64,12 +66,23 @@ class Serial:
 
     async def _work(self, batch: list[tuple[Item, ...]], version: PolicyVersion) -> None:
         desk, step = self._desk, batch[0][0].step
-        with desk.ctx.span("compute", step=step, units=len(batch)):
+        tokens = desk.figures.tokens(items[0].key for items in batch)
+        with desk.ctx.span("compute", step=step, units=len(batch), tokens=tokens):
             seconds = [desk.figures.per_batch_s, *(desk.figures.item_s(items[0].key, step=step) for items in batch)]
             await desk.pacer.spend(
                 *map(desk.jitter, seconds),
                 after=lambda number: self._courier.send(batch[number - 1], version=version) if number else None,
             )
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What was taken, with all its inputs; of a prompt's ticket several units, each in a lane of its own."""
+
+    items: tuple[Item, ...]
+    left: int
+    is_cut_off: bool = False
+    """Cancelled before all of it was made."""
 
 
 class Concurrent:
@@ -94,9 +107,13 @@ class Concurrent:
             items = await self._joined.take()
             version = await self._desk.weights_for(items[0])
             self._joined.forget(items[0].branch)
+            self._desk.forget(items[0].branch)
             await self._begin_step(items[0])
-            lane = await self._lane()
-            tasks.create_task(self._work(lane, items, version))
+            keys = self._desk.graph.inside(items[0].key, self._desk.ctx.role)
+            taken = _Taken(items, left=len(keys))
+            for key in keys:
+                lane = await self._lane()
+                tasks.create_task(self._work(lane, taken, key, version))
 
     async def _begin_step(self, item: Item) -> None:
         if item.step != self._step and item.step > self._step:
@@ -110,17 +127,23 @@ class Concurrent:
             await self._lane_freed.wait()
         return self._free.pop(0)
 
-    async def _work(self, lane: Pacer, items: tuple[Item, ...], version: PolicyVersion) -> None:
-        desk, first = self._desk, items[0]
+    async def _work(self, lane: Pacer, taken: _Taken, key: str, version: PolicyVersion) -> None:
+        desk, first = self._desk, taken.items[0]
         try:
+            finished: tuple[Item, ...] = ()
             if first.cancelled:
-                self._joined.drop(items, "cancelled")
-                return
-            with desk.ctx.span("compute", step=first.step, units=1):
-                await lane.spend(desk.jitter(desk.figures.lane_s(first.key, step=first.step)))
-            await desk.hand_on(first.key, step=first.step, branch=first.branch, version=version, parents=items)
-            for channel, item in zip(self._channels, items, strict=True):
-                channel.ack(item)
+                taken.is_cut_off = True
+            else:
+                with desk.ctx.span("compute", step=first.step, units=1, tokens=desk.figures.tokens([key])):
+                    await lane.spend(desk.jitter(desk.figures.lane_s(key, step=first.step)))
+                finished = await desk.hand_on(
+                    key, step=first.step, branch=first.branch, version=version, parents=taken.items
+                )
+            taken.left -= 1
+            if taken.left == 0 and taken.is_cut_off:
+                self._joined.drop(taken.items, "cancelled")
+            elif taken.left == 0:
+                desk.ack(finished)
         finally:
             self._free.append(lane)
             self._lane_freed.set()
@@ -151,11 +174,8 @@ class SyntheticRole:
 
     @staticmethod
     def _service(desk: Desk) -> Service:
-        cycle, role = desk.graph.cycle, desk.ctx.role
-        if cycle is not None and role == cycle.front:
-            return Front(desk, cycle)
-        if cycle is not None and role == cycle.back:
-            return Back(desk, cycle)
+        if (cycle := desk.graph.cycle_of(desk.ctx.role)) is not None:
+            return Front(desk, cycle) if desk.ctx.role == cycle.front else Back(desk, cycle)
         return Concurrent(desk) if desk.figures.concurrent else Serial(desk)
 
     @property
@@ -200,9 +220,10 @@ class Committing(Trainer):
     async def take(self, part: Round) -> None:
         desk, figures, step = self._desk, self._desk.figures, part.step
         own_s = sum(figures.item_s(item.key, step=step) for item in part.items)
+        tokens = figures.tokens(item.key for item in part.items)
         if not figures.gang:
             if part.items:
-                with desk.ctx.span("compute", step=step, units=len(part.items)):
+                with desk.ctx.span("compute", step=step, units=len(part.items), tokens=tokens):
                     await desk.pacer.spend(desk.jitter(figures.per_batch_s + own_s))
             return
         gang, factor = desk.ctx.gang, desk.jitter(1.0)
@@ -210,7 +231,7 @@ class Committing(Trainer):
         largest_s, of_rank_0 = max(seconds for seconds, _ in parts), parts[0][1]
         total_s = (figures.per_batch_s + largest_s + figures.gang_sync_s * (gang.world - 1) / gang.world) * of_rank_0
         compute_s = min(total_s, figures.per_batch_s + own_s)
-        with desk.ctx.span("compute", step=step, units=len(part.items)):
+        with desk.ctx.span("compute", step=step, units=len(part.items), tokens=tokens):
             await desk.pacer.spend(compute_s)
         if total_s > compute_s:  # the largest part of another rank, and syncMs
             with desk.ctx.span("comm", step=step):

@@ -24,6 +24,14 @@ class TimeConfig(Model):
     """Width of the lognormal sizes of units, whose mean is 1. 0: all are of size 1."""
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Standard deviation of the factor that each timed piece is multiplied by, cut to 0.5 to 2."""
+    by_tokens: bool = False
+    """A unit's size is its tokens over the flow's mean, the same for all such roles. False: drawn for this role."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> TimeConfig:
+        if self.by_tokens and self.sigma:
+            raise ValueError(f"sigma {self.sigma:g} with byTokens: true; write it in spec.flow.config.tokens")
+        return self
 
 
 class OptionConfig(Model):

@@ -184,7 +184,7 @@ def test_the_most_that_a_channel_may_hold_is_a_whole_depth_and_fits_the_wire():
         ),
         ({"channels": {"s": {"depth": 2_000_000}}}, "ChannelPlan.depth: got 2000000, wanted at most 1000000;"),
         ({"channels": {"s" * 64: {}}}, "ChannelPlan.name: got 'sss"),
-        ({"cycle": {"roles": ["env"]}}, "CyclePlan.roles: got 1, wanted at least 2 entries;"),
+        ({"cycles": [{"roles": ["env"]}]}, "CyclePlan.roles: got 1, wanted at least 2 entries;"),
     ],
 )
 def test_what_a_plan_cannot_hold_is_an_answer_and_no_exception(config, sentence):

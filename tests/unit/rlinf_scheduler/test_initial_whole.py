@@ -77,7 +77,7 @@ def test_a_plan_of_roles_in_turns_is_this():
     assert found["leaseSets"] == [{"name": "set-1", "slots": "train/0/0", "turns": turns}]
 
 
-OWN = {"cycle": {"roles": ["rollout", "actor"]}}
+OWN = {"cycles": [{"roles": ["rollout", "actor"]}]}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,15 @@ OWN = {"cycle": {"roles": ["rollout", "actor"]}}
         ({"slices": 17}, "ppo", [("env", "rollout", 3)]),
         ({"slices": 1000}, "ppo", [("env", "rollout", 64)]),
         (OWN | {"slices": 9}, "ppo", [("rollout", "actor", 9)]),
-        ({"cycle": {"roles": ["rollout", "actor"], "stages": 3}, "stages": 7}, "ppo", [("rollout", "actor", 3)]),
-        ({"cycle": {"roles": ["x"]}}, "ppo", []),
-        ({"cycle": {"roles": "env"}}, "ppo", [("env", "rollout", 1)]),
-        ({"cycle": 7}, "ppo", [("env", "rollout", 1)]),
+        ({"cycles": [{"roles": ["rollout", "actor"], "stages": 3}], "stages": 7}, "ppo", [("rollout", "actor", 3)]),
+        (
+            {"cycles": [{"roles": ["rollout", "actor"]}, {"roles": ["env", "actor"], "stages": 2}]},
+            "mine:flow",
+            [("rollout", "actor", 1), ("env", "actor", 2)],
+        ),
+        ({"cycles": [{"roles": ["x"]}]}, "ppo", []),
+        ({"cycles": [{"roles": "env"}]}, "ppo", [("env", "rollout", 1)]),
+        ({"cycles": 7}, "ppo", [("env", "rollout", 1)]),
         ({}, "mine:flow", []),
         (OWN | {"slices": 9}, "mine:flow", [("rollout", "actor", 1)]),
     ],

@@ -23,10 +23,10 @@ async def test_a_unit_with_two_inputs_is_joined_where_the_step_ends():
     await synthetic(flow)
     assert flow.declared == [
         ("source", "tickets", "rollout"),
-        ("queue", "rollout-reference", "rollout", "reference", {"rounds": False, "joins": ""}),
-        ("queue", "rollout-reward", "rollout", "reward", {"rounds": False, "joins": ""}),
-        ("queue", "reference-train", "reference", "train", {"rounds": True, "joins": ""}),
-        ("queue", "reward-train", "reward", "train", {"rounds": False, "joins": "reference-train"}),
+        ("queue", "rollout-reference", "rollout", "reference", {"rounds": False, "joins": "", "together": False}),
+        ("queue", "rollout-reward", "rollout", "reward", {"rounds": False, "joins": "", "together": False}),
+        ("queue", "reference-train", "reference", "train", {"rounds": True, "joins": "", "together": False}),
+        ("queue", "reward-train", "reward", "train", {"rounds": False, "joins": "reference-train", "together": False}),
         ("weights", "train", "rollout"),
     ]
     assert len(flow.put_at[1]) == entry["items"]
@@ -73,7 +73,7 @@ def test_a_right_job_has_no_problem():
         ({"items": 4, "edges": [{"from": "rollout", "to": "train", "syncMs": 2}]}, "without weights: true"),
         ({"items": 4, "edges": CHAIN, "drift": {"step": 2, "role": "x", "factor": 2}}, "drift.role: 'x' is no role"),
         (
-            {"items": 4, "edges": CHAIN, "cycle": {"roles": ["rollout", "train"]}},
+            {"items": 4, "edges": CHAIN, "cycles": [{"roles": ["rollout", "train"]}]},
             "from 'rollout', but units leave the cycle at 'train'",
         ),
         ({"items": 4, "edges": CHAIN, "speeds": {"gpu": 2}}, "'gpu' is no pool, got cpu"),

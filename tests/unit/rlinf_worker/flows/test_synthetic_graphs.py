@@ -11,6 +11,7 @@ from rlinf_worker.flows.synthetic import check_config, check_job, synthetic
 from tests.fakes.flow import FakeFlow
 
 TIME = {"time": {"perItemMs": 1}}
+BY_TOKENS = {"time": {"perItemMs": 1, "byTokens": True}}
 
 
 def edges(*pairs: str, weights: str = "") -> list[dict[str, Any]]:
@@ -20,7 +21,7 @@ def edges(*pairs: str, weights: str = "") -> list[dict[str, Any]]:
 
 
 def config(*pairs: str, weights: str = "", cycle: str = "", **more: Any) -> dict[str, Any]:
-    inside = {"cycle": {"roles": cycle.split("-")}} if cycle else {}
+    inside = {"cycles": [{"roles": one.split("-")} for one in cycle.split()]} if cycle else {}
     return {"items": 4, "edges": edges(*pairs, weights=weights), **inside, **more}
 
 
@@ -39,7 +40,7 @@ def sentence(wrong: dict[str, Any]) -> str:
             "edges: two of them have weights: true, and one role publishes; leave one",
         ),
         (config("a-b", "b-a"), "is a loop; write it as cycle, or make one edge weights: true"),
-        (config("b-c", cycle="a-a"), "cycle.roles: 'a' twice; write two roles"),
+        (config("b-c", cycle="a-a"), "cycles: roles 'a' twice; write two roles"),
         (
             config("a-c", "b-c", cycle="a-b"),
             "edges: from 'a', but units leave the cycle at 'b'; write from: b",
@@ -49,12 +50,49 @@ def sentence(wrong: dict[str, Any]) -> str:
             "edges: to 'b', but units enter the cycle at 'a'; write to: a",
         ),
         (
-            config("x-a", "b-c", cycle="a-b"),
-            "edges: to 'a', where the cycle begins with a reset; remove that edge",
+            config("x-a", "y-a", "b-c", cycle="a-b"),
+            "edges: two of them to 'a', and who asks in a cycle has one input; leave one",
+        ),
+        (
+            config("b-c", "d-c", cycle="a-b b-d"),
+            "cycles: 'b' is in two of them; give each roles of its own",
+        ),
+        (config("a-b", units={"x": 4}), "units: 'x' is no role of the edges; write one of a, b"),
+        (
+            config("a-b", units={"b": 6}),
+            "units: 'b' has 6, and each of the 4 tickets becomes as many; write a multiple",
+        ),
+        (
+            config("b-c", cycle="a-b", units={"b": 8}),
+            "units: of 'b', who answers in a cycle and has those of 'a'; write them there",
+        ),
+        (
+            config("b-c", cycle="a-b", units={"a": 8}),
+            "units: 'a' has 8, and who asks in a cycle has its 4 tickets; remove it",
+        ),
+        (
+            config("a-b", "b-c", units={"b": 8, "c": 12}),
+            "units: 'b' has 8 and 'c' 12; write multiples of each other",
+        ),
+        (
+            config("x-a", "b-c", cycle="a-b", units={"a": 8}),
+            "units: 'b' puts units together, and the units of a group may be at several workers of a cycle;",
+        ),
+        (
+            config("a-b", units={"a": 8}),
+            "units: 'a' makes several of each ticket and puts them together; leave the fewer ones out",
+        ),
+        (
+            config("a-b", "b-c", "b-d", "d-c", units={"b": 8, "d": 8}),
+            "edges: 'b' puts units together and feeds others, too; add a role for that",
+        ),
+        (
+            config("x-b", "a-b", "b-c", units={"b": 8}),
+            "edges: 'b' puts units together and has several inputs; add a role for that",
         ),
         (
             config("b-c", cycle="a-b", weights="b-a"),
-            "edges: 'b' is in the cycle and cannot end the step; add a role behind the cycle",
+            "edges: 'b' is in a cycle and cannot end the step; add a role behind the cycle",
         ),
         (
             config("a-b", "b-c", weights="b-a"),
@@ -86,6 +124,8 @@ def test_a_graph_that_cannot_run_is_told_what_to_write(wrong, says):
         config("a-b", "a-c", "b-d", "c-d", weights="d-a"),
         config("b-c", cycle="a-b"),
         config("b-c", cycle="a-b", weights="c-b"),
+        config("b-d", "e-c", cycle="a-b d-e", weights="c-b", units={"d": 8, "c": 8}),
+        config("a-b", "b-c", units={"a": 4, "b": 16, "c": 8}, tokens={"mean": 512}, sealed=True),
         config("a-b", drift={"step": 1, "role": "b", "factor": 1000}),
     ],
 )
@@ -97,8 +137,11 @@ def test_what_is_not_written_is_there_with_its_default():
     assert check_config(config("b-c", cycle="a-b", channels={"b-c": {}})) == {
         "workload": "",
         "items": 4,
+        "units": {},
+        "sealed": False,
+        "tokens": None,
         "edges": [{"from": "b", "to": "c", "weights": False, "syncMs": 0.0}],
-        "cycle": {"roles": ["a", "b"], "roundTrips": 1, "hopMs": 0.0, "stages": 1},
+        "cycles": [{"roles": ["a", "b"], "roundTrips": 1, "hopMs": 0.0, "stages": 1}],
         "drift": None,
         "speeds": {},
         "channels": check_config(config("b-c", channels={"b-c": {}}))["channels"],
@@ -123,11 +166,11 @@ def test_the_bounds_of_a_flow_are_inside(field, least, most):
 @pytest.mark.parametrize(("field", "most"), [("roundTrips", 100_000), ("stages", 64)])
 def test_the_bounds_of_a_cycle_are_inside(field, most):
     def with_value(value: int) -> dict[str, Any]:
-        return {**config("b-c"), "cycle": {**CYCLE, field: value}}
+        return {**config("b-c"), "cycles": [{**CYCLE, field: value}]}
 
-    assert [check_config(with_value(value))["cycle"][field] for value in (1, most)] == [1, most]
+    assert [check_config(with_value(value))["cycles"][0][field] for value in (1, most)] == [1, most]
     for value in (0, most + 1):
-        assert f"spec.flow.config.cycle.{field}: " in sentence(with_value(value))
+        assert f"spec.flow.config.cycles[0].{field}: " in sentence(with_value(value))
 
 
 @pytest.mark.parametrize(
@@ -136,12 +179,15 @@ def test_the_bounds_of_a_cycle_are_inside(field, most):
         ({"drift": {"step": 0, "role": "a", "factor": 1}}, "drift.step"),
         ({"drift": {"step": 1, "role": "a", "factor": 0}}, "drift.factor"),
         ({"drift": {"step": 1, "role": "a", "factor": 1001}}, "drift.factor"),
+        ({"tokens": {"mean": 0}}, "tokens.mean"),
+        ({"tokens": {"mean": 1, "sigma": 6}}, "tokens.sigma"),
+        ({"units": {"a": 0}}, "units"),
         ({"speeds": {"cpu": 0}}, "speeds"),
         ({"speeds": {"cpu": 1001}}, "speeds"),
         ({"channels": {"c" * 64: {}}}, "channels"),
         ({"edges": []}, "edges"),
-        ({"cycle": {"roles": ["a"]}}, "cycle.roles"),
-        ({"cycle": {"roles": ["a", "b", "c"]}}, "cycle.roles"),
+        ({"cycles": [{"roles": ["a"]}]}, "cycles[0].roles"),
+        ({"cycles": [{"roles": ["a", "b", "c"]}]}, "cycles[0].roles"),
     ],
 )
 def test_what_is_out_of_bounds_is_named_by_its_field(wrong, field):
@@ -203,6 +249,28 @@ def ranks(*allowed: int) -> dict[str, Any]:
                 )
             ],
         ),
+        (
+            job(config("a-b", units={"a": 8, "b": 8}), a={}, b={}),
+            [
+                (
+                    "spec.flow.config.units",
+                    "'a' makes 2 units of each ticket, each in a lane; write service: concurrent",
+                )
+            ],
+        ),
+        (
+            job(config("a-b", tokens={"mean": 512}), a={"config": BY_TOKENS}, b={"config": BY_TOKENS}),
+            [],
+        ),
+        (
+            job(config("a-b"), a={"config": BY_TOKENS}, b={}),
+            [
+                (
+                    "spec.roles[a].config.time.byTokens",
+                    "true, and the flow says nothing of tokens; write spec.flow.config.tokens: {mean: 512, sigma: 0.8}",
+                )
+            ],
+        ),
         (job(config("a-b"), a={}, b={"workers": {"min": 2, "max": 4}, "config": ranks(1, 2)}), []),
         (job(config("a-b"), a={}, b={"workers": {"min": 2, "max": 4}, "config": ranks(4, 5)}), []),
         (
@@ -226,8 +294,8 @@ async def test_a_chain_has_a_queue_per_edge_and_the_last_one_takes_rounds():
     fake = await run(config("a-b", "b-c", weights="c-a"))
     assert fake.declared == [
         ("source", "tickets", "a"),
-        ("queue", "a-b", "a", "b", {"rounds": False, "joins": ""}),
-        ("queue", "b-c", "b", "c", {"rounds": True, "joins": ""}),
+        ("queue", "a-b", "a", "b", {"rounds": False, "joins": "", "together": False}),
+        ("queue", "b-c", "b", "c", {"rounds": True, "joins": "", "together": False}),
         ("weights", "c", "a"),
     ]
     assert fake.payloads == {"tickets": {}, "a-b": {"bytes": "bytes"}, "b-c": {"bytes": "bytes"}}
@@ -238,11 +306,11 @@ async def test_a_cycle_says_what_a_hand_over_carries_and_its_tickets_the_place_i
     assert fake.declared == [
         ("source", "tickets", "a"),
         ("cycle", "cycle-a-b", "a", "b"),
-        ("queue", "b-c", "b", "c", {"rounds": True, "joins": ""}),
+        ("queue", "b-c", "b", "c", {"rounds": True, "joins": "", "together": False}),
     ]
     assert fake.payloads == {
         "tickets": {"at": "int", "of": "int"},
-        "cycle-a-b": ({"keys": "list", "trip": "int", "sent": "float"}, {"sent": "float"}),
+        "cycle-a-b": ({"keys": "list", "tickets": "list", "trip": "int", "sent": "float"}, {"sent": "float"}),
         "b-c": {"bytes": "bytes"},
     }
     assert [t.affinity for t in fake.put_at[1]] == [0, 0, 1, 1]
