@@ -97,6 +97,7 @@ class UnitBook:
         self.waiting_count = 0  # units that no consumer has yet
         self._lines: dict[Age, dict[WorkerId | None, _Line]] = {}  # what may be handed out, by `only`
         self._pinned: dict[WorkerId, None] = {}  # for whom alone something has begun to wait
+        self._lighter: dict[WorkerId, None] = {}  # who has less to do than before
         self._assigned: dict[Age, int] = {}
         self._of_consumer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._of_producer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
@@ -220,6 +221,7 @@ class UnitBook:
             self._count_assigned(unit.age, -1)
         if entry.consumer is not None:
             self._weight[entry.consumer] -= unit.weight
+            self._lighter[entry.consumer] = None
             _discard(self._of_consumer, entry.consumer, unit.id)
             if entry.consumer not in self._of_consumer:
                 del self._weight[entry.consumer]
@@ -310,6 +312,11 @@ class UnitBook:
         """For whom alone something has begun to wait."""
         pinned, self._pinned = self._pinned, {}
         return pinned
+
+    def take_lighter(self) -> Iterable[WorkerId]:
+        """Who has less to do than when this was asked last."""
+        lighter, self._lighter = self._lighter, {}
+        return lighter
 
     def count_ready(self, age: Age) -> int:
         return sum(len(line.entries) for line in self._lines.get(age, {}).values())

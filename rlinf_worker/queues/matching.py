@@ -17,7 +17,7 @@ from rlinf_worker.queues.units import Age, UnitInfo
 
 Given = dict[WorkerId, list[UnitInfo]]
 """What each consumer is given, in the order in which it is to have it."""
-_Offer = tuple[int, float, int]  # -credit, weight of what it has, index
+_Offer = tuple[float, int, int]  # weight of what it has, -credit, index
 
 
 class Consumers:
@@ -78,14 +78,15 @@ class Consumers:
         self._offer_of.pop(consumer, None)
         if index is None or not credit:
             return
-        offer = self._offer_of[consumer] = -credit, weight, index
+        offer = self._offer_of[consumer] = weight, -credit, index
         if len(self._offers) > 2 * len(self._offer_of) + 8:
             self._offers = sorted(self._offer_of.values())
         else:
             heapq.heappush(self._offers, offer)
 
     def best(self) -> WorkerId | None:
-        """Who can take most, and of two equals has less to do."""
+        """Who has least to do, and of two equals can take more. Credit alone does not say it: it is what is left of a
+        number that is stated anew once all of it was used, so that who has used a part seems to have less room."""
         while self._offers:
             consumer = self._ranked[self._offers[0][2]]
             if self._offer_of.get(consumer) is self._offers[0]:
@@ -97,8 +98,8 @@ class Consumers:
 def hand_out(book: UnitBook, consumers: Consumers) -> Given:
     """What waits and is ready, within credit: the oldest policy version first, then by arrival.
 
-    What only one consumer may have goes first; the rest to whoever can take most, of two equals to the one that has
-    less to do by weight.
+    What only one consumer may have goes first; the rest to whoever has least to do by weight, of two equals to the one
+    that can take more.
     """
     given: Given = {}
 
@@ -114,11 +115,11 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
             give(entry, consumer)
 
     if not book.has_lines:
-        for consumer in consumers.take_news():
+        for consumer in {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_lighter())}:
             consumers.offer(consumer, weight=book.weight_of(consumer))
         return given
     news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_pinned())}
-    for consumer in news:
+    for consumer in {**news, **dict.fromkeys(book.take_lighter())}:
         consumers.offer(consumer, weight=book.weight_of(consumer))
     for age in book.ages():
         for consumer in news:

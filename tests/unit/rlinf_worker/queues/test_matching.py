@@ -259,14 +259,14 @@ def test_a_unit_that_comes_back_has_its_place_in_the_order_of_arrival():
     assert [u.key for units in core.match().values() for u in units] == ["env:0@1", "env:1@1", "env:2@1"]
 
 
-def test_of_two_consumers_with_equal_credit_the_one_with_less_to_do_is_given_more():
+def test_whoever_has_less_to_do_is_given_more():
     core = ready(CONSUMERS[0], CONSUMERS[1], credit=4)
     core.announce([unit("env:0@1", weight=9.0)])
     (first,) = core.match()
     core.consumers.credit(first, 4)
     core.announce([unit("env:1@1"), unit("env:2@1"), unit("env:3@1")])
     given = {consumer: len(units) for consumer, units in core.match().items()}
-    assert given == {first: 1, next(c for c in CONSUMERS[:2] if c != first): 2}
+    assert given == {next(c for c in CONSUMERS[:2] if c != first): 3}
 
 
 def test_what_a_message_costs_grows_neither_with_what_waits_nor_with_who_takes():
@@ -384,3 +384,26 @@ def test_the_next_life_of_a_consumer_has_no_claim_on_what_was_on_its_way_to_the_
     core.remove_consumer(CONSUMERS[0])
     assert core.held(CONSUMERS[0], branch=0, keys=["env:0@1"]) == []
     assert not core.knows(UnitId(0, "env:0@1")), "lost, and made again from its ticket"
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8, 9])
+def test_units_are_shared_out_evenly_however_much_of_their_credit_consumers_have_used(window):
+    """Steps of eight units for three consumers, each of which states its credit anew once it has used all of it: who
+    has some left is not passed over for those that have just stated theirs."""
+    core = ready(credit=window)
+    left: dict[WorkerId, int] = dict.fromkeys(CONSUMERS, window)
+    for step in range(1, 20):
+        had, units = dict.fromkeys(CONSUMERS, 0), [unit(f"env:{n}@{step}") for n in range(8)]
+        for made in units:
+            core.announce([made])
+            [consumer] = core.match()
+            had[consumer] += 1
+            left[consumer] -= 1
+            if not left[consumer]:
+                left[consumer] = window
+                core.consumers.credit(consumer, window)
+        assert sorted(had.values()) == [2, 3, 3], f"step {step}: {had}"
+        for made in units:
+            whose = core.book.entries[made.id].consumer
+            assert whose is not None
+            core.acked(whose, branch=0, keys=[made.key])
