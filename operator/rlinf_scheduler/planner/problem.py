@@ -111,6 +111,8 @@ class RoleCosts:
     most: int = MAX_SLOTS
     tickets: str = "tickets"
     """The channel from the driver, of a role that has no other input."""
+    bundle: int = 1
+    """Units that come of one ticket and stay with the worker that has it: an engine's samples of a prompt."""
 
     @property
     def is_gang(self) -> bool:

@@ -58,15 +58,17 @@ class Prediction:
 
 
 class _Role:
-    def __init__(self, index: int, spec: RoleCosts, choice: Choice, *, items: int, size: Sequence[float]) -> None:
-        self.index, self.spec, self.items = index, spec, items
+    def __init__(
+        self, index: int, spec: RoleCosts, choice: Choice, *, items: int, size: Sequence[float], bundle: int
+    ) -> None:
+        self.index, self.spec, self.items, self.bundle = index, spec, items, bundle
         self.per_item = spec.options[choice.option].per_item_ms.value
         self.peak = max(spec.options[choice.option].peak_mib, spec.resident_mib)
         self.per_batch = spec.per_batch_ms.value
         self.load_ms, self.offload_ms = spec.load_ms.value, spec.offload_ms.value
         self.stays = choice.stays
         self.micro_batch = choice.micro_batch
-        self.window = choice.micro_batch * choice.depth
+        self.window = choice.micro_batch * choice.depth * bundle  # of tickets; one that is begun does not wait
         self.lanes = spec.service.lanes if isinstance(spec.service, InLanes) else 0
         self.size = size  # of unit i: that of i modulo its length; empty: all are 1
         self.is_gang = spec.is_gang
@@ -231,6 +233,7 @@ class _Run:
                 candidate.choices[role.name],
                 items=-(-problem.units[role.name] // classes),
                 size=_sizes(role, problem.units[role.name], classes),
+                bundle=role.bundle if classes == 1 else 1,
             )
             for i, role in enumerate(problem.roles)
         ]
@@ -493,8 +496,10 @@ class _Run:
             if held >= role.window:
                 break
             heappop(heap)
-            worker.inbox.append(waiting.popleft())
-            heappush(heap, (held + 1, in_hand + 1, number))
+            bundle = min(role.bundle, len(waiting))
+            for _ in range(bundle):
+                worker.inbox.append(waiting.popleft())
+            heappush(heap, (held + bundle, in_hand + bundle, number))
             touched[number] = worker
         return list(touched.values())
 

@@ -717,7 +717,17 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
         fewest=max(1, bounds.min),
         most=max(bounds.min, min(bounds.max, most)),
         tickets=graph.tickets.get(role.name, "tickets"),
+        bundle=_bundle(work.units, graph.units.get(role.name, 0)) if work.lanes and role.name in graph.tickets else 1,
     )
+
+
+def _bundle(units: int, tickets: int) -> int:
+    """Units of a ticket, where each has as many.
+
+    >>> _bundle(16, 4), _bundle(16, 5), _bundle(4, 4), _bundle(4, 0)
+    (4, 1, 1, 1)
+    """
+    return units // tickets if tickets and not units % tickets else 1
 
 
 def _pool(pool: PoolSpec, *, pods: int, speed: float) -> Pool:

@@ -13,7 +13,7 @@ from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
-from rlinf_scheduler.planner.problem import Cost, Option
+from rlinf_scheduler.planner.problem import Cost, InLanes, Option
 from rlinf_scheduler.planner.search import Found, plan
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.fit import HOP_MS, Fit, Unfit, fit
@@ -177,6 +177,27 @@ def test_an_engines_units_are_the_samples_that_it_makes_of_a_prompt():
     problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
     assert problem.units == {"rollout": 32, "reward": 32, "train": 4}
     assert problem.role("rollout").options[0].per_item_ms.value == pytest.approx(20 / 4)
+    assert problem.role("rollout").bundle == 8
+
+
+def test_samples_of_a_prompt_stay_with_the_engine_that_has_it():
+    """Three prompts of four samples, 20 ms each, on two engines of two lanes: one has two prompts, so eight samples two
+    by two. One by one each would have six."""
+    engine = role("rollout", (1, 20.0, 12))
+    engine["seconds"]["compute"] = number(0.120)
+    roles = [engine, role("reward", (1, 0.0, 12)), role("train", (3, 0.0, 1))]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain(prompts=3, samples=12, groups=3)))
+    assert (problem.role("rollout").service, problem.role("rollout").bundle) == (InLanes(lanes=2), 4)
+    problem = replace(problem, hand_over_ms=Cost(0.0))
+    one_by_one = replace(problem, roles=tuple(replace(r, bundle=1) for r in problem.roles))
+    planned = Candidate(
+        regions=tuple(
+            Region((n,), (PlannedTurn(r.name, (n,)),)) for r, n in zip(problem.roles, (2, 1, 1), strict=True)
+        ),
+        choices={r.name: Choice(depth=12) for r in problem.roles},
+    )
+    assert simulate(problem, planned).period_ms == pytest.approx(80)
+    assert simulate(one_by_one, planned).period_ms == pytest.approx(60)
 
 
 @pytest.mark.parametrize(("said", "times"), [(32, 1), (24, 1), (64, 2), (8, 0.25)])
