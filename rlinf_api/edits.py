@@ -54,6 +54,8 @@ def inputs(spec: RLJobSpec, pool: str = "") -> dict[str, Any]:
     for field, entry in (("template.spec", said), ("driver.template.spec", own_template)):
         if template := entry.get("template", {}).get("spec"):
             found[field] = template
+    if pool and (topology := said.get("placement", {}).get("topology")):
+        found["placement.topology"] = topology
     for role in said["roles"]:
         own = {k: v for k, v in role.items() if k not in ("name", "workers", "spares")}
         found |= {f"roles[{role['name']}].{key}": value for key, value in own.items()}
@@ -152,6 +154,8 @@ RULES: Final[tuple[EditRule, ...]] = (
     _suspended("spec.pools[*].roles", _each("pools", "o.roles == e.roles")),
     _suspended("spec.pools[*].slots", _each("pools", _maybe("slots", new="e", old="o"))),
     _suspended("spec.pools[*].image", _each("pools", "o.image == e.image")),
+    _suspended("spec.placement.topology", _maybe("placement.topology")),
+    _suspended("spec.pools[*].topology", _each("pools", _maybe("topology", new="e", old="o"))),
     _suspended("spec.template.spec", _maybe("template.spec")),
     _suspended("spec.driver.template.spec", _maybe("driver.template.spec")),
     _suspended("spec.pools[*].template.spec", _each("pools", _maybe("template.spec", new="e", old="o"))),

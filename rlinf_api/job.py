@@ -28,6 +28,7 @@ from rlinf_api.conditions import Condition, Time
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESOURCE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 CONTROLLER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$"
 RUNTIME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
@@ -161,6 +162,32 @@ class SlotsSpec(Model):
     says, else 2Gi."""
 
 
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=63)]
+"""Of a node's label. 63 characters: Kueue takes no more of a topology's level."""
+
+
+class TopologySpec(Model):
+    """Where the nodes of like pods are, seen from each other, by a label of the nodes: {required: example.com/rack}."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                cel(
+                    "[has(self.required), has(self.preferred), has(self.spread)].exists_one(said, said)",
+                    "spec.placement.topology, or a pool's, has not one of required, preferred and spread; write one, "
+                    "such as {required: example.com/rack}",
+                ),
+            ]
+        }
+    )
+    required: LabelKey | None = None
+    """All are on nodes with one value of this label; a pod that finds no room there waits."""
+    preferred: LabelKey | None = None
+    """The same where there is room; elsewhere otherwise."""
+    spread: LabelKey | None = None
+    """As even over the values of this label as there is room: a lost rack takes few of them along."""
+
+
 class PoolSpec(Model):
     name: Name
     roles: Annotated[list[Name], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})] = []
@@ -170,6 +197,8 @@ class PoolSpec(Model):
     slots: Annotated[SlotsSpec, Field(json_schema_extra=UNSAID)] = SlotsSpec()
     image: Annotated[str, Field(max_length=1024)] = ""
     """Image of the pool's pods. Empty: that of container agent in the templates, else the operator's default."""
+    topology: TopologySpec | None = None
+    """Of the pool's pods among themselves. Absent: spec.placement.topology holds."""
     template: Template = {}
     """PodTemplateSpec over spec.template, merged under what the operator owns; its container agent is ours."""
 
@@ -209,6 +238,9 @@ class PlacementSpec(Model):
     the spread."""
     apply: Literal["Auto", "OnApproval"] = "Auto"
     """Who approves a new plan: nobody, or the annotation rlinf.io/approved-by on the RLPlan."""
+    topology: TopologySpec | None = None
+    """Of the pods of all pools that have none of their own, seen as one group: roles that exchange data in one rack.
+    The driver is none of them. Absent: pods go where templates and scheduler say."""
 
 
 class Objective(StrEnum):

@@ -20,6 +20,7 @@ from rlinf_api.job import (
     Range,
     RLJobSpec,
     SlotsSpec,
+    TopologySpec,
     as_range,
 )
 
@@ -70,6 +71,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
             yield Problem(field=f"spec.pools[{pool.name}].roles", message=f"names role {name!r} twice; remove one")
         yield from _check_range(f"spec.pools[{pool.name}].pods", pool.pods)
         yield from _check_slots(f"spec.pools[{pool.name}].slots", pool.slots)
+        yield from _check_topology(f"spec.pools[{pool.name}].topology", pool.topology)
         yield from check_template(f"spec.pools[{pool.name}].template", pool.template)
         yield from check_image(f"spec.pools[{pool.name}]", pool.image, template=pool.template)
     for field, template in (("spec.template", spec.template), ("spec.driver.template", spec.driver.template)):
@@ -103,9 +105,18 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
                     message=f"needs at least {need} workers of {role.slots_per_worker} slots, "
                     f"but its pools hold {room}; lower workers or raise spec.pools[{homes[0].name}].pods",
                 )
+    yield from _check_topology("spec.placement.topology", spec.placement.topology)
     yield from _check_pin(spec.placement)
     yield from _check_spares(spec)
     yield from failure_rules.check(spec)
+
+
+def _check_topology(field: str, topology: TopologySpec | None) -> Iterator[Problem]:
+    said = topology.model_dump(exclude_none=True) if topology is not None else {}
+    if topology is not None and len(said) != 1:
+        got = " and ".join(said) or "nothing"
+        message = f"got {got}, wanted one of required, preferred and spread; write for example "
+        yield Problem(field=field, message=message + "{required: example.com/rack}")
 
 
 def _check_pin(placement: PlacementSpec) -> Iterator[Problem]:

@@ -46,6 +46,11 @@ def _bounds(plan: RLPlanSpec, placement: Placement, job: RLJobSpec) -> Iterator[
         if (known := pools.get(pool.name)) is None:
             yield f"pool {pool.name!r} is not in spec.pools"
             continue
+        if pool.together:
+            yield (
+                f"it puts pods of pool {pool.name!r} together, which is not supported yet in this version; leave "
+                f"together out, and write spec.pools[{pool.name}].topology of the job"
+            )
         bounds = as_range(known.pods)
         if pool.pods > bounds.max:
             yield f"it has {pool.pods} pods of pool {pool.name!r}, spec.pools[{pool.name}].pods allows {bounds.max}"

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlinf_api import job as api
-from rlinf_api import job_rules, sentences, storable
+from rlinf_api import job_rules, names, sentences, storable
 from rlinf_api.flows import FLOW_OF_KIND, FLOWS, KINDS, fits, kind_of
 from rlinf_api.job import Problem, RLJobSpec
 
@@ -171,7 +171,20 @@ def examine(manifest: object) -> Examined:
     left_out = [_with_lines(problem, raw) for problem in _left_out(spec, raw)]
     if left_out:
         return Examined(spec=None, wrong=(*found, *left_out))
-    return Examined(spec=spec, wrong=(*found, *job_rules.check(spec)), later=tuple(unsupported(spec)))
+    later = (*unsupported(spec), *_queued(spec, manifest))
+    return Examined(spec=spec, wrong=(*found, *job_rules.check(spec)), later=later)
+
+
+def _queued(spec: RLJobSpec, manifest: Mapping[str, Any]) -> Iterator[Problem]:
+    """What Kueue has no words for: it places one pool's pods in a domain, and never those of two."""
+    metadata, shared = manifest.get("metadata"), spec.placement.topology
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    queue = labels.get(names.LABEL_QUEUE) if isinstance(labels, Mapping) else None
+    group = [pool.name for pool in spec.pools if pool.topology is None]
+    if queue and shared is not None and shared.required is not None and len(group) > 1:
+        message = f"pods of pools {', '.join(group)} in one {shared.required} are not supported yet for a job in a "
+        message += "queue, which places each pool by itself; write preferred, or spec.pools[*].topology"
+        yield Problem(field="spec.placement.topology.required", message=message)
 
 
 def _left_out(spec: RLJobSpec, raw: Mapping[str, Any]) -> Iterator[Problem]:

@@ -65,6 +65,13 @@ def in_namespace(manifest, namespace):
         (lambda m: m["spec"]["pools"][0]["slots"].update(resource="nvidia.com/gpu"), ""),
         (lambda m: m["spec"].update(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
         (lambda m: m["spec"].update(placement={"pin": "math-p1"}), "write mode: Pinned or remove pin"),
+        (lambda m: m["spec"].update(placement={"topology": {}}), "has not one of required, preferred and spread"),
+        (
+            lambda m: m["spec"]["pools"][0].update(topology={"required": "rack", "spread": "zone"}),
+            "write one, such as {required: example.com/rack}",
+        ),
+        (lambda m: m["spec"]["pools"][0].update(topology={"spread": "a rack"}), "spread in body should match"),
+        (lambda m: m["spec"]["pools"][0].update(topology={"required": "example.com/rack"}), ""),
         (lambda m: m["spec"].update(placement={"mode": "Pinned", "pin": "math-p1"}), ""),
         (lambda m: m["spec"]["flow"].update(setps=3), 'unknown field "spec.flow.setps"'),
         (lambda m: m["spec"]["roles"].append(m["spec"]["roles"][0]), "Duplicate value"),

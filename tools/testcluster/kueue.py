@@ -24,7 +24,7 @@ VERSION = "v1beta2"
 WEBHOOK_PORT = 9443
 HEALTH_PORT = 9444
 SERVED_TIMEOUT_S = 30.0
-OWN_KINDS = ("workloads", "resourceflavors", "clusterqueues", "cohorts", "localqueues")
+OWN_KINDS = ("workloads", "resourceflavors", "clusterqueues", "cohorts", "localqueues", "topologies")
 """Whose webhooks the program serves."""
 
 
@@ -90,7 +90,7 @@ def configuration() -> str:
             "internalCertManagement": {"enable": False},
             "integrations": {"frameworks": ["pod"]},  # one must be named, and the program sets none up
             "clientConnection": {"qps": 500, "burst": 1000},  # the default of 50 would be what a test measures
-            "featureGates": {"TopologyAwareScheduling": False, "MultiKueue": False, "VisibilityOnDemand": False},
+            "featureGates": {"MultiKueue": False, "VisibilityOnDemand": False},
         }
     )
 

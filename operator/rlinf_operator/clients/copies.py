@@ -64,9 +64,8 @@ def trimmed(obj: Manifest, *, metadata_only: bool) -> Manifest:
         return kept
     if obj["kind"] == "Pod":
         return kept | {"spec": _some(obj.get("spec") or {}, ("nodeName",)), "status": _pod_status(obj)}
-    if obj["kind"] == "Workload":  # without the templates of its pods
-        spec, status = obj.get("spec") or {}, obj.get("status") or {}
-        return kept | {"spec": _some(spec, ("queueName", "active")), "status": _some(status, _WORKLOAD_STATUS)}
+    if obj["kind"] == "Workload":
+        return kept | _workload(obj)
     if obj["kind"] == "PodGroup":  # what becomes of it, its pods say
         return kept | _some(obj, ("spec",))
     return kept | {key: obj[key] for key in ("spec", "status") if key in obj}
@@ -86,6 +85,22 @@ def number(version: object) -> int:
     """resourceVersions of one kind are compared as numbers. Kubernetes promises so since 1.35; older ones, which
     the chart allows, hand out etcd's revisions, which are numbers that rise as well."""
     return int(version) if isinstance(version, str) and version.isdecimal() else 0
+
+
+def _workload(obj: Manifest) -> Manifest:
+    """Without the templates of its pods, and of the nodes that were chosen for them only by which labels: Kueue itself
+    writes them into pods."""
+    spec, status = obj.get("spec") or {}, _some(obj.get("status") or {}, _WORKLOAD_STATUS)
+    sets = [_some(one, ("name", "topologyRequest")) for one in spec.get("podSets") or []]
+    if admission := status.get("admission"):
+        assigned = [_assignment(one) for one in admission.get("podSetAssignments") or []]
+        status["admission"] = {**admission, "podSetAssignments": assigned}
+    return {"spec": {**_some(spec, ("queueName", "active")), "podSets": sets}, "status": status}
+
+
+def _assignment(one: Manifest) -> Manifest:
+    chosen = one.get("topologyAssignment")
+    return {**one, "topologyAssignment": _some(chosen, ("levels",))} if chosen is not None else one
 
 
 def _metadata(meta: Mapping[str, Any]) -> Manifest:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ KUEUE: Final = "kueue"
 FLAVOR_S: Final = 60.0
 """How old a ResourceFlavor may be. 60 s: Kueue lets nobody delete one in use, and an edit is for later pods."""
 FLAVORS_KEPT: Final = 256  # a cluster has one for each kind of node
+GATE_OF_TOPOLOGY: Final = "kueue.x-k8s.io/topology"
 MESSAGE_CHARS: Final = 1000
 _AGAIN_AT_ONCE: Final = ("Preempted", "NodeFailures")
 """Evictions after which Kueue's own integrations queue a job again at once; of others Kueue says when."""
@@ -142,7 +144,11 @@ class Kueue:
                 parts.append({"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")})
             for check in status.get("admissionChecks") or []:
                 parts += [u for u in check.get("podSetUpdates") or [] if u.get("name") == assigned["name"]]
-            shares[assigned["name"]] = _share(int(assigned.get("count") or 0), parts)
+            on_nodes = assigned.get("topologyAssignment") is not None
+            if on_nodes:
+                parts.append(_of_topology(found, assigned["name"]))
+            gates = (GATE_OF_TOPOLOGY,) if on_nodes else ()
+            shares[assigned["name"]] = replace(_share(int(assigned.get("count") or 0), parts), gates=gates)
         return shares
 
     async def _flavor(self, name: str) -> Manifest:
@@ -164,7 +170,8 @@ def workload(job: Manifest, order: QueueOrder) -> Manifest:
     sets: list[Manifest] = []
     for one in order.pod_sets:
         least = {"minCount": one.least} if one.least is not None else {}
-        sets.append({"name": one.name, "count": one.count, "template": one.template, **least})
+        near = {"topologyRequest": dict(one.topology)} if one.topology else {}
+        sets.append({"name": one.name, "count": one.count, "template": one.template, **least, **near})
     return {
         "kind": "Workload",
         "metadata": metadata.metadata(
@@ -210,6 +217,19 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
         message=message[:MESSAGE_CHARS],
         shares=shares if standing is QueueStanding.GRANTED else {},
     )
+
+
+def _of_topology(found: Manifest, pod_set: str) -> Manifest:
+    """By these Kueue knows the pods that it chose nodes for, counts them no second time, and opens their gates one by
+    one, each with the nodes' labels in its node selector. Kueue exchanges a node that fails."""
+    asked = {one["name"]: one for one in (found.get("spec") or {}).get("podSets") or []}
+    request = asked.get(pod_set, {}).get("topologyRequest") or {}
+    kind = next((kind for kind in ("required", "preferred") if request.get(kind)), "unconstrained")
+    annotations = {
+        "kueue.x-k8s.io/workload": found["metadata"]["name"],
+        f"kueue.x-k8s.io/podset-{kind}-topology": request.get(kind) or "true",
+    }
+    return {"annotations": annotations, "labels": {"kueue.x-k8s.io/podset": pod_set}}
 
 
 def _share(count: int, parts: list[Manifest]) -> Share:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_api import names
 from rlinf_api.job import RLJobSpec, as_range
-from rlinf_operator.manifests import pods
+from rlinf_operator.manifests import pods, topology
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest
 from rlinf_operator.settings import OperatorSettings
 
@@ -34,6 +34,8 @@ class PodSet:
     count: int
     least: int | None = None
     """The job would also run with so few; None: with no fewer than `count`."""
+    topology: Mapping[str, str] = field(default_factory=dict)
+    """{"required": KEY} or {"preferred": KEY}: where its pods are, seen from each other, by a label of their nodes."""
     template: Manifest
 
 
@@ -55,6 +57,8 @@ class Share:
     annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    gates: tuple[str, ...] = ()
+    """Scheduling gates, which the provider takes away once it has written into a pod which node it was given."""
 
 
 class QueueStanding(StrEnum):
@@ -131,7 +135,10 @@ def pod_sets(
             one = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=settings)
             least = max(1, as_range(pool.pods).min) if pool.name == shrinks and spare[shrinks] > 0 else None
             count = counts[pool.name]
-            found.append(PodSet(name=pool.name, count=count, least=least, template=_template(one.manifest)))
+            near = topology.asked(spec, pool.name)
+            found.append(
+                PodSet(name=pool.name, count=count, least=least, topology=near, template=_template(one.manifest))
+            )
     return tuple(found)
 
 
@@ -143,13 +150,17 @@ def inputs(asked: tuple[PodSet, ...]) -> str:
         containers = {key: [{k: v for k, v in c.items() if k != "image"} for c in g] for key, g in groups.items()}
         return {**pod["spec"], **containers}
 
-    return digest([[one.name, one.count, one.least, counted(one.template)] for one in asked])
+    def all_of(one: PodSet) -> list[Any]:
+        said = [one.name, one.count, one.least, counted(one.template)]
+        return [*said, dict(one.topology)] if one.topology else said
+
+    return digest([all_of(one) for one in asked])
 
 
 def placed(pod: Manifest, share: Share) -> Manifest:
     """The pod as the grant wants it. What the grant says of nodes wins: another one is not counted by the queue."""
     meta, spec = pod["metadata"], pod["spec"]
-    known = list(spec.get("tolerations") or [])
+    known, known_gates = list(spec.get("tolerations") or []), list(spec.get("schedulingGates") or [])
     selector = {**(spec.get("nodeSelector") or {}), **share.node_selector}
     more = [dict(toleration) for toleration in share.tolerations if toleration not in known]
     return {
@@ -163,6 +174,7 @@ def placed(pod: Manifest, share: Share) -> Manifest:
             **spec,
             **({"tolerations": known + more} if more else {}),
             **({"nodeSelector": selector} if share.node_selector else {}),
+            **({"schedulingGates": [*known_gates, *({"name": gate} for gate in share.gates)]} if share.gates else {}),
         },
     }  # fmt: skip
 

@@ -6,14 +6,14 @@ Called by `decide` when a pod has to be made, never to compare with one that run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
 from rlinf_api import names, quantities, templates
 from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
 from rlinf_api.job_rules import container_in
-from rlinf_operator.manifests import template
+from rlinf_operator.manifests import template, topology
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs, labels, metadata
 from rlinf_operator.settings import OperatorSettings
 
@@ -131,7 +131,8 @@ def worker(
     }
     where = f"spec.template or spec.pools[{pool}].template" if spec.template else f"spec.pools[{pool}].template"
     wanted = pool_template(spec, own)
-    return _merged(owned, wanted, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
+    made = _merged(owned, wanted, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
+    return replace(made, manifest=topology.placed(made.manifest, job, spec, pool=pool))
 
 
 def pool_template(spec: RLJobSpec, pool: PoolSpec) -> Manifest:

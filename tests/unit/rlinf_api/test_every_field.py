@@ -13,6 +13,7 @@ from tests.builders import ppo_job
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER, PODS = "rlinf_worker/driver/main.py", "operator/rlinf_operator/manifests/pods.py"
 DECIDE, INITIAL = "operator/rlinf_operator/reconcile/decide.py", "operator/rlinf_scheduler/planner/initial.py"
+TOPOLOGY = "operator/rlinf_operator/manifests/topology.py"
 RULES = "rlinf_api/failure_rules.py"
 READ = {
     "runtime": ("rlinf_api/runtimes.py", 'spec.get("runtime")'),
@@ -38,6 +39,12 @@ READ = {
     "pools.slots.cpu": (PODS, "slots.cpu"),
     "pools.slots.memory": ("operator/rlinf_scheduler/planner/memory.py", "slots.memory"),
     "pools.image": (PODS, "pool.image"),
+    "pools.topology.required": (TOPOLOGY, "said.required"),
+    "pools.topology.preferred": (TOPOLOGY, "said.preferred"),
+    "pools.topology.spread": (TOPOLOGY, "said.spread"),
+    "placement.topology.required": (TOPOLOGY, "spec.placement.topology"),
+    "placement.topology.preferred": (TOPOLOGY, "spec.placement.topology"),
+    "placement.topology.spread": (TOPOLOGY, "spec.placement.topology"),
     "pools.template": (PODS, "pool.template"),
     "template": (PODS, "spec.template"),
     "driver.template": (PODS, "spec.driver.template"),

@@ -185,3 +185,11 @@ def test_of_one_that_stays_and_does_not_say_what_is_resident_its_peak_counts():
     plan, job = synthetic(ranks=[], count=1, memory={"peak": 50, "offloaded": 5})
     workers = [w.model_copy(update={"stays": w.role == "train"}) for w in plan.workers]
     assert "need 94371840" in refusal(plan.model_copy(update={"workers": workers}), job), "40 of gen beside 50"
+
+
+def test_pods_that_a_plan_puts_together_are_refused_by_name():
+    job = make_job(elastic=True)
+    pools = [pool.model_copy(update={"together": [[0, 1]]}) if pool.name == "sim" else pool for pool in job.plan.pools]
+    said = problem(pools=pools)
+    assert "it puts pods of pool 'sim' together, which is not supported yet" in said
+    assert "write spec.pools[sim].topology of the job" in said

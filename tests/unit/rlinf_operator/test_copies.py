@@ -220,17 +220,21 @@ def test_a_plan_is_kept_whole():
 def test_a_workload_is_kept_without_the_templates_of_its_pods():
     """Of a job with some pools they are most of it; whether it may run is the rest."""
     meta = {"name": "rljob-math", "namespace": "team", "uid": "u", "resourceVersion": "7"}
-    told = {"conditions": [{"type": "Admitted", "status": "True"}], "admission": {"podSetAssignments": []}}
+    nodes = {"levels": ["rack"], "slices": [{"domainCount": 1}]}
+    assigned = [{"name": "sim", "count": 1, "topologyAssignment": nodes}, {"name": "driver", "count": 1}]
+    told = {"conditions": [{"type": "Admitted", "status": "True"}]}
+    near = {"name": "sim", "topologyRequest": {"required": "rack"}}
     workload = {
         "kind": "Workload", "metadata": meta,
-        "spec": {"queueName": "team-a", "active": True, "podSets": [{"name": "sim", "template": {}}]},
-        "status": {**told, "admissionChecks": [], "requeueState": {"count": 3}},
+        "spec": {"queueName": "team-a", "active": True, "podSets": [{**near, "count": 1, "template": {}}]},
+        "status": {**told, "admission": {"podSetAssignments": assigned}, "requeueState": {"count": 3}},
     }  # fmt: skip
     found = kept(workload)
-    assert found["spec"] == {"queueName": "team-a", "active": True}
-    assert found["status"] == {**told, "admissionChecks": []}
+    assert found["spec"] == {"queueName": "team-a", "active": True, "podSets": [near]}
+    kept_nodes = {**assigned[0], "topologyAssignment": {"levels": ["rack"]}}
+    assert found["status"] == {**told, "admission": {"podSetAssignments": [kept_nodes, assigned[1]]}}
     bare = kept({"kind": "Workload", "metadata": meta})
-    assert (bare["spec"], bare["status"]) == ({}, {})
+    assert (bare["spec"], bare["status"]) == ({"podSets": []}, {})
 
 
 def test_the_kinds_that_are_kept_without_data_say_what_their_annotations_say():

@@ -181,6 +181,43 @@ async def test_a_job_is_asked_for_with_its_pods_its_owner_and_its_queue(served):
     assert place.standing is QueueStanding.WAITS
 
 
+async def test_what_is_asked_of_a_topology_is_its_pod_sets(served):
+    template = {"metadata": {}, "spec": {"containers": [{"name": "agent", "image": "i"}]}}
+    near = PodSet(name="gpu", count=4, topology={"required": "example.com/rack"}, template=template)
+    await served.tell(OrderKind.ASK, pod_sets=(PodSet(name="driver", count=1, template=template), near))
+    requests = [s.get("topologyRequest") for s in served.stored()["spec"]["podSets"]]
+    assert requests == [None, {"required": "example.com/rack"}]
+
+
+@pytest.mark.parametrize(
+    ("request_", "annotation"),
+    [
+        ({"required": "example.com/rack"}, {"kueue.x-k8s.io/podset-required-topology": "example.com/rack"}),
+        ({"preferred": "example.com/rack"}, {"kueue.x-k8s.io/podset-preferred-topology": "example.com/rack"}),
+        (None, {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}),  # a queue that has topologies alone
+    ],
+)
+async def test_pods_whose_nodes_were_chosen_wait_at_their_gate_and_say_whose_they_are(served, request_, annotation):
+    slices = [{"domainCount": 1, "valuesPerLevel": [{"universal": "r1"}], "podCounts": {"universal": 2}}]
+    chosen = {"levels": ["example.com/rack"], "slices": slices}
+    assigned = [
+        {"name": "driver", "count": 1, "flavors": {}},
+        {"name": "gpu", "count": 2, "flavors": {}, "topologyAssignment": chosen},
+    ]
+    found = workload(*ADMITTED, admission={"clusterQueue": "cq", "podSetAssignments": assigned})
+    asked = {"name": "gpu", "count": 2} | ({"topologyRequest": request_} if request_ else {})
+    found["spec"]["podSets"] = [{"name": "driver", "count": 1}, asked]
+    served.server.put(found)
+    await seen(served, QueueStanding.GRANTED)
+    place = (await served.look()).place
+    assert place is not None
+    driver, gpu = place.shares["driver"], place.shares["gpu"]
+    assert (driver.gates, driver.annotations, driver.labels) == ((), {}, {})
+    assert gpu.gates == ("kueue.x-k8s.io/topology",)
+    assert gpu.labels == {"kueue.x-k8s.io/podset": "gpu"}
+    assert gpu.annotations == {"kueue.x-k8s.io/workload": "rljob-math", **annotation}
+
+
 async def test_somebody_elses_workload_of_the_name_is_a_sentence(served):
     served.server.put(workload(uid="another"))
     with pytest.raises(RLinfError, match="Workload team/rljob-math exists and does not belong to this job"):

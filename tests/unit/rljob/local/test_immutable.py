@@ -44,6 +44,8 @@ HELD = [
     ({"pools": [CPU, {"name": "two", "roles": ["env"]}]}, "spec.pools: which pools there are"),
     ({"pools": [CPU | {"name": "two"}]}, "spec.pools: which pools there are"),
     ({"pools": [CPU | {"slots": {"perPod": 2}}]}, "spec.pools[*].slots"),
+    ({"placement": {"topology": {"preferred": "rack"}}}, "spec.placement.topology"),
+    ({"pools": [CPU | {"topology": {"spread": "rack"}}]}, "spec.pools[*].topology"),
     ({"pools": [CPU | {"template": {"spec": {"priorityClassName": "high"}}}]}, "spec.pools[*].template.spec"),
 ]
 

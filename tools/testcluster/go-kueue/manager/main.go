@@ -1,4 +1,4 @@
-// Kueue's manager with the controllers of its own kinds, its scheduler and its webhooks.
+// Kueue's manager with the controllers of its own kinds, of topologies among them, its scheduler and its webhooks.
 //
 // The stock program links an integration with every other kind of job (Ray, Kubeflow, JobSet ...), MultiKueue and a
 // visibility server, which are most of its build time and none of which an RLJob meets. Order as in sigs.k8s.io/kueue's
@@ -27,6 +27,8 @@ import (
 	"sigs.k8s.io/kueue/pkg/constants"
 	"sigs.k8s.io/kueue/pkg/controller/core"
 	"sigs.k8s.io/kueue/pkg/controller/core/indexer"
+	"sigs.k8s.io/kueue/pkg/controller/tas"
+	tasindexer "sigs.k8s.io/kueue/pkg/controller/tas/indexer"
 	"sigs.k8s.io/kueue/pkg/metrics"
 	"sigs.k8s.io/kueue/pkg/scheduler"
 	preemptexpectations "sigs.k8s.io/kueue/pkg/scheduler/preemption/expectations"
@@ -65,9 +67,12 @@ func main() {
 	expected := preemptexpectations.New()
 	queues := qcache.NewManager(mgr.GetClient(), cache, requeuer, qcache.WithPreemptionExpectations(expected))
 	must(indexer.Setup(ctx, mgr.GetFieldIndexer()), "set up indexes")
+	must(tasindexer.SetupIndexes(ctx, mgr.GetFieldIndexer()), "set up indexes of topologies")
 	must(mgr.AddReadyzCheck("readyz", mgr.GetWebhookServer().StartedChecker()), "add the ready check")
 	must(mgr.AddHealthzCheck("healthz", healthz.Ping), "add the health check")
 	failed, err := core.SetupControllers(mgr, queues, cache, &cfg, nil, expected, nil)
+	must(err, "set up controller "+failed)
+	failed, err = tas.SetupControllers(mgr, queues, cache, &cfg, nil)
 	must(err, "set up controller "+failed)
 	failed, err = webhooks.Setup(mgr, nil)
 	must(err, "set up webhook "+failed)
