@@ -3,6 +3,9 @@ flavor names and whose taint the flavor tolerates. The second waits; one of more
 which goes on later where it was; one that is deactivated, and one whose Workload is deleted by hand.
 
 The quota counts pods: a driver and a worker are a job, whatever they ask of the cores.
+
+Two queues of one cohort lend each other theirs, and take it back; a queue of racks says which nodes a job has. Jobs of
+these are pods that nobody starts: where they may be is what is looked at.
 """
 
 import json
@@ -33,6 +36,9 @@ QUEUE, LABEL = "team", "kueue.x-k8s.io/queue-name"
 TAINT = {"key": "rlinf.test/fast", "value": "yes", "effect": "NoSchedule"}
 FAST = {"rlinf.test/speed": "fast"}
 LIMIT_S = 120.0
+RACK = "rlinf.test/rack"
+COHORT = {"lender": {"reclaimWithinCohort": "Any"}, "borrower": {}}
+"""ClusterQueues of one cohort, each with a quota of two pods; what each may do to the others."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,9 @@ def cluster() -> Iterator[Cluster]:
     node = made.nodes[1].name
     made.kubectl("label", "node", node, "rlinf.test/speed=fast")
     made.kubectl("taint", "node", node, "rlinf.test/fast=yes:NoSchedule")
-    for manifest in quota():
+    for number in range(2):
+        made.kubectl("label", "node", made.nodes[number].name, f"{RACK}=r{number}")
+    for manifest in (*quota(), *cohort(), *racks()):
         made.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
     yield made
     Cluster.down(name)
@@ -72,6 +80,65 @@ def quota() -> list[Manifest]:
     ]  # fmt: skip
 
 
+def cohort() -> list[Manifest]:
+    api = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    amounts = {"cpu": "64", "memory": "256Gi", "pods": "2"}
+    resources = [{"name": name, "nominalQuota": quantity} for name, quantity in amounts.items()]
+    group = {"coveredResources": list(amounts), "flavors": [{"name": "plain", "resources": resources}]}
+    return [
+        api | {"kind": "ResourceFlavor", "metadata": {"name": "plain"}, "spec": {}},
+        *(
+            api | {
+                "kind": "ClusterQueue", "metadata": {"name": name},
+                "spec": {
+                    "namespaceSelector": {}, "cohortName": "both", "resourceGroups": [group], "preemption": preemption,
+                },
+            }
+            for name, preemption in COHORT.items()
+        ),
+    ]  # fmt: skip
+
+
+def racks() -> list[Manifest]:
+    """A ClusterQueue that knows in which rack each node is."""
+    api = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    toleration = {"key": TAINT["key"], "operator": "Exists"}
+    resources = [{"name": name, "nominalQuota": "64Gi" if name == "memory" else "64"} for name in ("cpu", "memory")]
+    group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "racks", "resources": resources}]}
+    levels = [{"nodeLabel": RACK}, {"nodeLabel": "kubernetes.io/hostname"}]
+    return [
+        api | {"kind": "Topology", "metadata": {"name": "racks"}, "spec": {"levels": levels}},
+        api | {
+            "kind": "ResourceFlavor", "metadata": {"name": "racks"},
+            "spec": {
+                "nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": "racks", "tolerations": [toleration],
+            },
+        },
+        api | {
+            "kind": "ClusterQueue", "metadata": {"name": "racks"},
+            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+        },
+    ]  # fmt: skip
+
+
+def local_queue(cluster: Cluster, namespace: str, of: str) -> None:
+    made = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": of},
+        "spec": {"clusterQueue": of},
+    }  # fmt: skip
+    cluster.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(made))
+
+
+def unstarted(name: str, *, queue: str, pods: int, **spec: Any) -> Manifest:
+    """Its pods ask for little, and none of them has to run."""
+    made = cartpole(name, claim="none", pods=pods, **spec)
+    made["metadata"]["labels"] = {LABEL: queue}
+    pool = made["spec"]["pools"][0]
+    pool["template"] = {}
+    pool["slots"] |= {"cpu": "10m", "memory": "64Mi"}
+    return made
+
+
 @pytest.fixture
 def queue(cluster: Cluster, namespace: str) -> str:
     made = {
@@ -82,9 +149,9 @@ def queue(cluster: Cluster, namespace: str) -> str:
     return QUEUE
 
 
-@pytest.fixture
-def plane(cluster: Cluster, tmp_path: Path) -> Iterator[ControlPlane]:
-    with ControlPlane(cluster, tmp_path) as made:
+@pytest.fixture(scope="module")
+def plane(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(cluster, tmp_path_factory.mktemp("plane")) as made:
         yield made
         assert refused_calls(made.operator) == []
 
@@ -224,3 +291,58 @@ def _evicted_and_back(cluster: Cluster, namespace: str, claim: str, plane: Contr
     cluster.api.delete(f"{KUEUE}/namespaces/{namespace}/workloads/rljob-low")
     plane.until(namespace, "low", is_complete, what="the first job to complete", timeout_s=LIMIT_S)
     assert workload(cluster, namespace, "low")["metadata"]["uid"] != before
+
+
+def test_a_queue_lends_its_quota_to_its_cohort_and_takes_it_back(cluster: Cluster, namespace: str, plane: ControlPlane):
+    for name in COHORT:
+        local_queue(cluster, namespace, name)
+
+    def admitted(job: Manifest) -> bool:
+        return said(job, "Admitted") == ("True", "Admitted")
+
+    # A driver and three workers: twice what its own queue has.
+    nowhere = {"spec": {"nodeSelector": {"rlinf.test/nowhere": "yes"}}}
+    plane.apply(namespace, unstarted("borrows", queue="borrower", pods=3, template=nowhere))
+    plane.until(namespace, "borrows", admitted, what="admission by what the cohort has", timeout_s=LIMIT_S)
+    until(lambda: len(pods_of(plane, namespace, "worker")) == 3, what="its pods", timeout_s=30)
+
+    def borrowed() -> bool:
+        [used] = cluster.api.get(f"{KUEUE}/clusterqueues/borrower")["status"]["flavorsUsage"]
+        return bool({r["name"]: r.get("borrowed") for r in used["resources"]}["pods"] == "2")
+
+    until(borrowed, what="Kueue to count what was borrowed", timeout_s=30)
+
+    # The lender has a job of its own: the other gives back all that it has, and waits until it can borrow again.
+    plane.apply(namespace, unstarted("owns", queue="lender", pods=1, template=nowhere))
+    waits = plane.until(
+        namespace, "borrows", lambda job: said(job, "Admitted") == ("False", "Queued"), what="to wait again",
+        timeout_s=LIMIT_S,
+    )  # fmt: skip
+    assert waits["status"]["state"] == "Queued"
+    evicted = {c["type"]: c for c in workload(cluster, namespace, "borrows")["status"]["conditions"]}["Evicted"]
+    assert evicted["reason"] == "Preempted"
+    plane.until(namespace, "owns", admitted, what="admission of the lender's own", timeout_s=LIMIT_S)
+    owners = {p["metadata"]["labels"]["rlinf.io/job"] for p in pods_of(plane, namespace, "worker")}
+    assert owners <= {"owns"}
+    cluster.kubectl("-n", namespace, "delete", "rljob", "owns", "--wait=false")
+    plane.until(namespace, "borrows", admitted, what="what it had borrowed", timeout_s=LIMIT_S)
+
+
+def test_a_queue_that_knows_racks_has_a_jobs_workers_in_one(cluster: Cluster, namespace: str, plane: ControlPlane):
+    local_queue(cluster, namespace, "racks")
+    near = {"mode": "Auto", "topology": {"required": RACK}}
+    plane.apply(namespace, unstarted("near", queue="racks", pods=4, placement=near))
+    plane.until(namespace, "near", lambda job: said(job, "Admitted")[0] == "True", what="admission", timeout_s=LIMIT_S)
+
+    def placed() -> bool:
+        found = plane.pods(namespace)
+        return len(found) == 5 and all(p["spec"].get("nodeName") for p in found)
+
+    until(placed, what="a node for each pod", timeout_s=60, every_s=0.2)
+    workers, (driver,) = pods_of(plane, namespace, "worker"), pods_of(plane, namespace, "driver")
+    chosen = workload(cluster, namespace, "near")["status"]["admission"]["podSetAssignments"]
+    assert all("topologyAssignment" in one for one in chosen), "and the driver's, as the queue has nothing but racks"
+    [node] = {p["spec"]["nodeName"] for p in workers}
+    assert all(p["spec"]["nodeSelector"]["kubernetes.io/hostname"] == node for p in workers)
+    assert driver["spec"]["nodeSelector"]["kubernetes.io/hostname"] == driver["spec"]["nodeName"]
+    assert not any(p["spec"].get("schedulingGates") for p in (*workers, driver))
