@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rlinf_api import names
-from tests.cluster import worker_image
+from tests.cluster import hungry, worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
 from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
@@ -120,57 +120,13 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
 
 # --- out of memory ----------------------------------------------------------------------------------------------------
 
-HUNGRY = '''
-import os
-
-import gymnasium
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-
-
-class Hungry(CartPoleEnv):
-    """Eats the pod's memory, once in the job: in the first pod's first env worker."""
-
-    taken, eaten = 0, []
-
-    def __init__(self, victim):
-        super().__init__()
-        self.victim = victim
-
-    def step(self, action):
-        Hungry.taken += 1
-        if Hungry.taken == 500 and os.environ["RLINF_ATTEMPT"] == os.environ["RLINF_WORKER_ATTEMPT"] == "1":
-            if self.victim == "agent":  # as the kernel would choose itself where the agent were larger, or under cgroup
-                with open("/proc/1/oom_score_adj", "w") as file:  # v2, where all processes of a container go together
-                    file.write("1000")
-            while True:
-                self.eaten.append(b"x" * (32 << 20))
-        return super().step(action)
-
-
-gymnasium.register("Hungry-v0", entry_point=Hungry, max_episode_steps=500)
-'''
-
-
-def hungry(claim: str, *, victim: str) -> Manifest:
-    manifest = cartpole(claim=claim, steps=12)
-    manifest["spec"]["flow"]["config"] |= {"env": "hungry:Hungry-v0", "envKwargs": {"victim": victim}}
-    (pool,) = manifest["spec"]["pools"]
-    pool["slots"]["memory"] = "512Mi"
-    (agent,) = pool["template"]["spec"]["containers"]
-    agent["env"][0]["value"] += ":/opt/user"
-    agent["volumeMounts"].append({"name": "user", "mountPath": "/opt/user"})
-    pool["template"]["spec"]["volumes"].append({"name": "user", "configMap": {"name": "user"}})
-    return manifest
-
 
 @pytest.mark.parametrize(("victim", "attempt"), [("worker", 1), ("agent", 2)])
 def test_a_pod_that_runs_out_of_memory_is_named_and_the_job_goes_on(
     plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, victim: str, attempt: int
 ):
     """The kernel may kill one process, and the container lives on, or the container, and the kubelet says so."""
-    user = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "user"}, "data": {"hungry.py": HUNGRY}}
-    create(cluster, namespace, user)
-    plane.apply(namespace, hungry(claim, victim=victim))
+    plane.apply(namespace, hungry.job(cluster, namespace, claim=claim, victim=victim))
     job = plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=START_S + COMPLETE_S)
     first = job["status"]["firstFailure"]
     print(f"{victim}: {json.dumps(first)}")

@@ -1,10 +1,11 @@
-"""spec.failurePolicy.rules by what only a cluster has: a pod that finds no node, an eviction."""
+"""spec.failurePolicy.rules by what only a cluster has: a pod without a node, or an image, an eviction, a full pod."""
 
 import json
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster import hungry
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, is_stepping, pods_of
 from tests.cluster.paced import STEPS, Paced
 from tools.testcluster.cluster import Cluster
@@ -70,3 +71,45 @@ def test_an_eviction_restarts_the_job_where_a_rule_says_so(
     listed = json.loads(cluster.kubectl("-n", namespace, "get", "events", "-o", "json"))["items"]
     [told] = [event for event in listed if event["reason"] == "FailureRule"]
     assert told["involvedObject"]["name"] == worker
+
+
+def test_an_image_that_nobody_has_fails_its_job_where_a_rule_says_so(plane: ControlPlane, namespace: str):
+    """What the kubelet says of it: a rule that names OOMKilled before it does not meet it."""
+    rules: list[Manifest] = [
+        {"name": "memory", "reasons": ["OOMKilled"], "action": "Suspend"},
+        {"name": "no-image", "pool": "cpu", "reasons": ["ImagePull"], "afterSeconds": AFTER_S, "action": "FailJob"},
+    ]
+    job = with_rules(cartpole(claim="none"), *rules)
+    missing = f"localhost/rlinf-worker:{namespace}"
+    job["spec"]["pools"][0] |= {"image": missing, "template": {}}
+    plane.apply(namespace, job)
+    status = plane.until(namespace, "cartpole", is_failed, what="Failed", timeout_s=FAILED_S)["status"]
+    [failed] = [c for c in status["conditions"] if c["type"] == "Failed"]
+    assert failed["reason"] == "FailureRule"
+    assert "rule 'no-image' of spec.failurePolicy says FailJob: pod cartpole-cpu-0-a1" in failed["message"]
+    assert missing in failed["message"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "rule"),
+    [("worker", {"role": "env", "action": "FailJob"}), ("agent", {"action": "RestartPod", "maxRestarts": 0})],
+    ids=["a worker", "its pod"],
+)
+def test_what_ran_out_of_memory_ends_its_job_where_a_rule_says_so(
+    cluster: Cluster, plane: ControlPlane, namespace: str, claim: str, victim: str, rule: Manifest
+):
+    job = with_rules(
+        hungry.job(cluster, namespace, claim=claim, victim=victim),
+        {"name": "no-image", "reasons": ["ImagePull"], "action": "Suspend"},
+        {"name": "memory", "reasons": ["OOMKilled"], **rule},
+    )
+    plane.apply(namespace, job)
+    status = plane.until(namespace, "cartpole", is_failed, what="Failed", timeout_s=COMPLETE_S)["status"]
+    [failed] = [c for c in status["conditions"] if c["type"] == "Failed"]
+    assert failed["reason"] == ("FailureRule" if victim == "worker" else "TooManyRestarts")
+    assert "'memory'" in failed["message"]
+    first = status["firstFailure"]
+    assert (first["pod"], first["exitCode"], first["reason"]) == ("cartpole-cpu-0-a1", 137, "OOMKilled")
+    if victim == "worker":
+        assert first["role"] == "env"
+    assert status["attempt"] == 1
