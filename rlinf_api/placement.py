@@ -67,6 +67,7 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
         role = known_roles.get(entry.role)
         if role is None:
             raise InvalidManifest(what, got="a role the job does not have", wanted=f"one of {', '.join(known_roles)}")
+        allotment = declared.allotment(entry)  # once: a pass of the operator looks at thousands of workers
         for group in slot_ranges.for_workers(
             entry.slots, entry.count, slots_per_worker=role.slots_per_worker, what=what
         ):
@@ -75,9 +76,7 @@ def resolve(plan: RLPlanSpec, job: RLJobSpec) -> Placement:
             rank, world = ranks[entry.role], worlds[entry.role]
             wid = worker_id(entry.role, rank)
             workers.append(
-                PlacedWorker(
-                    id=wid, role=entry.role, rank=rank, world=world, slots=group, allotment=declared.allotment(entry)
-                )
+                PlacedWorker(id=wid, role=entry.role, rank=rank, world=world, slots=group, allotment=allotment)
             )
             ranks[entry.role] += 1
     sets = lease_sets.resolve(plan, job, workers=workers)

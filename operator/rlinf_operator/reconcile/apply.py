@@ -163,11 +163,11 @@ async def _create_children(decision: Decision, observed: Observed, clients: Clie
         return Answers(writes_refused=tuple(map(str, refused)), going=any(map(_is_going, refused)))
     if not decision.create_pods:
         return Answers()
-    pods = sorted(decision.create_pods, key=lambda pod: pod["metadata"]["name"] in decision.late_pods)
+    pods, later = decision.create_pods, decision.later_pods
     if no_room:
-        made = PodsMade(untried=[pod["metadata"]["name"] for pod in pods])
+        made = PodsMade(untried=[*(pod["metadata"]["name"] for pod in pods), *later])
     else:
-        made = await creating.make(pods, lambda pod: _create(clients.store, pod, observed))
+        made = await creating.make(pods, lambda pod: _create(clients.store, pod, observed), rest=later)
     return _answers(decision, made, no_room=no_room)
 
 

@@ -14,7 +14,7 @@ be refused as well, each with a call.
 | a full quota, a busy API server, a namespace that goes | no other is tried |
 | anything else: a webhook, a template that is wrong | no other of its pool is tried, as they have one template |
 
-A pass makes PER_PASS at most; the rest are for the next one, which stands behind those of other jobs in the queue.
+A pass makes so many that no other job waits long for it (decide.py); the rest are for the next one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from rlinf_operator.manifests.metadata import Manifest
 
 AT_ONCE: Final = 16
 """Pods of one job on their way at once. 16: a third of the connections, so that no job has them all."""
-PER_PASS: Final = 128
-"""Pods that one pass makes. 128: a second of all that a small API server takes; most jobs are made in one pass."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,10 +50,13 @@ class PodsMade:
         return any(map(objects.is_over_quota, self.refused.values()))
 
 
-async def make(pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]]) -> PodsMade:
-    """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more."""
-    made = PodsMade(rest=[_name(pod) for pod in pods[PER_PASS:]])
-    waiting, under_way = deque(pods[:PER_PASS]), dict[asyncio.Task[None], Manifest]()
+async def make(
+    pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]], *, rest: Sequence[str] = ()
+) -> PodsMade:
+    """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more. `rest`: names of
+    those that the next pass makes."""
+    made = PodsMade(rest=list(rest))
+    waiting, under_way = deque(pods), dict[asyncio.Task[None], Manifest]()
     window, stopped, broken_pools, bug = 1, False, set[str](), None
     try:
         while under_way or (waiting and not stopped):

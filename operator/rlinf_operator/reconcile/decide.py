@@ -33,6 +33,9 @@ from rlinf_operator.reconcile.state import Adjust, Decision, DeletePod, Drain, E
 from rlinf_operator.settings import DEFAULTS, OperatorSettings
 
 DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
+PER_PASS = 128
+"""Pods that one pass makes. 128: a second of all that a small API server takes; most jobs are made in one pass. No
+other pod is rendered: what a pass computes, all jobs wait for, and 2,000 manifests are a quarter of a second."""
 LOOKS_AGAIN_S = 15.0
 """How often a job that waits looks whether its RLRuntime is there, and right, by now. 15 s: a person who repairs one
 looks at the job next; a thousand jobs that wait for one are one call each second."""
@@ -308,8 +311,10 @@ def _write_running(
 ) -> Decision:
     observed, now, settings = draft.observed, draft.now, draft.settings
     driver, report = observed.driver_of(wanted.life)
-    made = [_render(draft, spec, place, attempt=found.attempt, wanted=wanted, gate=gate) for place in found.create]
     in_force = choice.pods_in_force()
+    late = {p for p in found.create if p.pool and p.ordinal >= in_force.get(p.pool, 0)}
+    places_ = sorted(found.create, key=lambda place: place in late)
+    made = [_render(draft, spec, p, attempt=found.attempt, wanted=wanted, gate=gate) for p in places_[:PER_PASS]]
     policy, unwanted_policy = _network_policy(draft, spec)
     conflicts = tuple(
         Event(type="Warning", reason="TemplateOverridden", message=text)
@@ -343,11 +348,8 @@ def _write_running(
         renew_certificates=renew,
         write_config=config_stale or renew,
         create_pods=tuple(r.manifest for r in made),
-        late_pods=frozenset(
-            rendered.manifest["metadata"]["name"]
-            for rendered, place in zip(made, found.create, strict=True)
-            if place.pool and place.ordinal >= in_force.get(place.pool, 0)
-        ),
+        later_pods=tuple(_pod_name(observed.job, place, found.attempt) for place in places_[PER_PASS:]),
+        late_pods=frozenset(_pod_name(observed.job, place, found.attempt) for place in late),
         delete_pods=tuple(found.delete),
         instruct=plans.instruct(
             choice, report=report, target=plans.target_of(observed.job, driver), switches=observed.status.plan.switches
@@ -388,6 +390,13 @@ def _render(
     if gate.gang is not None and wanted.fresh and len(wanted.inputs) >= gate.gang.size:
         made = replace(made, manifest=asking.in_gang(made.manifest, gate.gang))
     return made
+
+
+def _pod_name(job: metadata.JobMeta, place: PodPlace, attempt: int) -> str:
+    """Of one that is not rendered."""
+    if not place.pool:
+        return names.driver_pod(job.name, attempt)
+    return names.worker_pod(job.name, place.pool, ordinal=place.ordinal, attempt=attempt)
 
 
 def _is_of_another_ca(observed: Observed) -> bool:

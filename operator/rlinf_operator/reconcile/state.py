@@ -186,8 +186,11 @@ class Decision:
     renew_certificates: bool = False
     write_config: bool = False
     create_pods: tuple[Manifest, ...] = ()
+    """Those of this pass, in the order in which they are made."""
+    later_pods: tuple[str, ...] = ()
+    """Names of those that the next pass makes."""
     late_pods: frozenset[str] = frozenset()
-    """Names of those among them that only the plan on its way needs."""
+    """Names of those among all of them that only the plan on its way needs."""
     delete_pods: tuple[DeletePod, ...] = ()
     instruct: Instruct | None = None
     adjust: Adjust | None = None

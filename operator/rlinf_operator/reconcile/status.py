@@ -75,19 +75,18 @@ def running(
 ) -> None:
     """All conditions between Admitted and Complete."""
     needed_now = needed(wanted, choice)
+    needed_set = frozenset(needed_now)
     stands = _driver_spoke_before(draft, pods, report)
     if not (stands and _kept(draft, JobCondition.PROFILED)):
         profiled(draft, spec, choice, report)
     draft.set(JobCondition.PODS_READY, *_pods_ready(draft, needed_now, pods))
     if not (stands and _is_said_of_these_plans(draft, choice) and _kept(draft, JobCondition.PLAN_APPLIED)):
-        plan_applied(draft, choice, report, late=[p for p in sorted(wanted.inputs) if p not in needed_now], pods=pods)
+        plan_applied(draft, choice, report, late=sorted(wanted.inputs.keys() - needed_set), pods=pods)
     if choice.current is None:
         draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan yet")
     elif not (stands and _kept(draft, JobCondition.RUNNING)):
         draft.set(JobCondition.RUNNING, *_running(report))
-    replaces = _restarts_whole(draft, wanted, pods, report) or _pods_degrade(
-        draft, wanted, pods, needed=frozenset(needed_now)
-    )
+    replaces = _restarts_whole(draft, wanted, pods, report) or _pods_degrade(draft, wanted, pods, needed=needed_set)
     if not (replaces or (stands and _kept(draft, JobCondition.DEGRADED))):
         draft.set(JobCondition.DEGRADED, *_driver_degrades(draft, pods, report))
     draft.fields["pools"] = pool_counts(draft, spec, choice, pods)

@@ -5,8 +5,11 @@ import time
 
 import pytest
 
+from rlinf_api import declared
 from rlinf_api.errors import RLinfError
-from rlinf_operator.reconcile import creating
+from rlinf_operator.manifests import pods
+from rlinf_operator.policies.pod_view import PodPlace
+from rlinf_operator.reconcile import decide
 from tests.builders import ppo_job
 from tests.fakes.cluster import KEY, Cluster
 from tests.fakes.quota import Quota, World
@@ -22,7 +25,7 @@ def large(pods=20):
 
 
 async def test_a_job_above_the_bound_of_a_pass_is_made_by_the_next_ones_with_one_attempt(monkeypatch):
-    monkeypatch.setattr(creating, "PER_PASS", 8)
+    monkeypatch.setattr(decide, "PER_PASS", 8)
     cluster = Cluster()
     await cluster.apply(large(20))
     seen, asked_at_once = [], []
@@ -47,7 +50,7 @@ async def test_a_job_above_the_bound_of_a_pass_is_made_by_the_next_ones_with_one
 
 
 async def test_an_operator_that_dies_between_two_of_them_goes_on(monkeypatch):
-    monkeypatch.setattr(creating, "PER_PASS", 8)
+    monkeypatch.setattr(decide, "PER_PASS", 8)
     cluster = Cluster()
     await cluster.apply(large(20))
     for _ in range(12):
@@ -150,3 +153,31 @@ async def test_room_that_is_found_ends_the_pause():
     await world.edit(flow={"name": "ppo", "steps": 7})
     await world.passes(1)
     assert world.reconciler._memory[KEY].full is None
+
+
+async def test_a_pass_computes_no_more_for_a_large_job_than_what_it_makes(monkeypatch):
+    """Passes share one thread: what one of them computes, each other job waits for."""
+    pods_, world = 2000, large(2000).world()
+    world.step()  # its plan
+    rendered, compared, allotted = Counted(pods, "worker"), Counted(PodPlace, "__eq__"), Counted(declared, "allotment")
+    for counted in (rendered, compared, allotted):
+        counted.put(monkeypatch)
+    decision = world.decide()
+    assert len(decision.create_pods) == decide.PER_PASS
+    assert len(decision.later_pods) == pods_ + 2 - decide.PER_PASS
+    assert decision.create_pods[0]["metadata"]["name"] == "math-driver-a1"
+    assert rendered.calls == decide.PER_PASS - 1, "all but the driver"
+    assert compared.calls < 20 * pods_, "each place a few times, and not with each other one"
+    assert allotted.calls < 20, "once for an entry of the plan, whatever its workers"
+
+
+class Counted:
+    def __init__(self, of, name):
+        self.of, self.name, self.calls, self._real = of, name, 0, getattr(of, name)
+
+    def put(self, monkeypatch):
+        def call(*args, **kwargs):
+            self.calls += 1
+            return self._real(*args, **kwargs)
+
+        monkeypatch.setattr(self.of, self.name, call)

@@ -8,7 +8,7 @@ import pytest
 from rlinf_api.errors import ClusterBusy, InvariantBroken, RLinfError
 from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.reconcile import creating
-from rlinf_operator.reconcile.creating import AT_ONCE, PER_PASS, make
+from rlinf_operator.reconcile.creating import AT_ONCE, make
 
 QUOTA = RLinfError("pods are forbidden: exceeded quota: team")
 
@@ -55,8 +55,8 @@ class Server:
         return found
 
 
-async def run(server, manifests):
-    task = asyncio.create_task(make(manifests, server.create))
+async def run(server, manifests, *, rest=()):
+    task = asyncio.create_task(make(manifests, server.create, rest=rest))
     rounds = await server.rounds(task)
     return await task, rounds
 
@@ -71,9 +71,8 @@ async def test_each_round_trip_makes_twice_as_many_up_to_the_bound():
 
 async def test_a_pass_leaves_what_is_above_its_bound_to_the_next():
     server = Server()
-    made, _ = await run(server, pods(PER_PASS + 2))
-    assert len(server.asked) == PER_PASS
-    assert made.rest == [f"sim-{PER_PASS}", f"sim-{PER_PASS + 1}"]
+    made, _ = await run(server, pods(3), rest=("sim-3", "sim-4"))
+    assert (len(server.asked), made.rest) == (3, ["sim-3", "sim-4"])
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,10 @@ async def test_one_call_is_made_where_all_would_be_refused(error):
         return wrapped
 
     server = Server(refuses)
-    made, rounds = await run(server, [pod("driver", ""), *pods(PER_PASS + 50)])
+    made, rounds = await run(server, [pod("driver", ""), *pods(50)], rest=("sim-50", "sim-51"))
     assert (server.asked, rounds) == (["driver"], [1])
     assert list(made.refused) == ["driver"]
-    assert len(made.untried) == PER_PASS + 50
+    assert len(made.untried) == 52
     assert made.rest == []
     assert made.over_quota == (error is QUOTA)
 

@@ -31,7 +31,7 @@ DEFAULTS = {
         "request_plan": "", "highest_revision": 0, "plan_within": None, "queue": None,
         "service": None, "network_policy": None, "delete_network_policy": "",
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
-        "late_pods": frozenset(), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
+        "late_pods": frozenset(), "later_pods": (), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
         "plan_statuses": (), "delete_plans": (),
         "delete_job": False, "ruled": (), "events": (), "events_of_made": (), "requeue_after_s": None,
     },
