@@ -171,7 +171,7 @@ class Exchange:
             if queue.spec.producer == role:
                 self._make_again(queue.core.remove_producer(worker))
             if queue.spec.consumer == role:
-                self._make_again(queue.core.remove_consumer(worker))
+                self._make_again(queue.consumer_gone(worker))
 
     def _make_again(self, lost: Iterable[UnitInfo]) -> None:
         """The tickets from which lost units were made wait again."""

@@ -239,6 +239,11 @@ class FlowQueue:
     def tell_producers(self, units: Iterable[UnitInfo], *, kind: str) -> None:
         tell_producers(self._sessions, self.spec.channel, units, kind=kind)
 
+    def consumer_gone(self, worker: WorkerId) -> list[UnitInfo]:
+        """What is lost by it."""
+        self.tell_producers(self.core.take_over(worker), kind="released")
+        return self.core.remove_consumer(worker)
+
     # --- the end of steps ---------------------------------------------------------------------------------------------
     def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> None:
         """Its producers free what they made of these steps."""

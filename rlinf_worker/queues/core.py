@@ -79,16 +79,21 @@ class QueueCore:
         if self.consumers.homes is not None:
             self.consumers.homes.gone(consumer)
         self._on_the_way.drop(lambda way: way[1] == consumer)
-        had = []
-        for entry in self.book.of(consumer):
-            if entry.unit.age <= self._closed:  # it never acknowledged it, and nobody needs it any more
-                self.book.pop(entry.unit.id)
-                self.counts["late"] += 1
-            else:
-                had.append(entry)
+        had = self.book.of(consumer)
         self._wait_again(had)
         self.steps.gang_gone()
         return self._lose(entry for entry in had if entry.unit.producer == GONE)
+
+    def take_over(self, consumer: WorkerId) -> list[UnitInfo]:
+        """What it has of steps that have committed and never acknowledged: nobody needs it again. What a gang has is
+        acknowledged by its commit, or made again with its branch."""
+        if self.is_end:
+            return []
+        over = [entry.unit for entry in self.book.of(consumer) if entry.unit.age <= self._closed]
+        for unit in over:
+            self.book.pop(unit.id)
+        self.counts["late"] += len(over)
+        return over
 
     def remove_producer(self, producer: WorkerId) -> list[UnitInfo]:
         """Its units that nobody holds yet are lost; held ones live on with their consumer. One that was just handed
