@@ -45,7 +45,7 @@ def job(*, micro_batch: int, units: int = UNITS, trips: int = 0, steps: int = ST
     edges: list[dict[str, Any]] = [{"from": back, "to": last}, {"from": last, "to": front, "weights": True}]
     flow: dict[str, Any] = {"items": units, "edges": edges}
     if trips:
-        flow["cycle"] = {"roles": [front, back], "roundTrips": trips, "stages": units}
+        flow["cycles"] = [{"roles": [front, back], "roundTrips": trips, "stages": units}]
     else:
         edges.insert(0, {"from": front, "to": back})
     sizes = {"microBatch": micro_batch, "depth": 2}
@@ -65,7 +65,7 @@ def job(*, micro_batch: int, units: int = UNITS, trips: int = 0, steps: int = ST
 def hops(wanted: Mapping[str, Any]) -> int:
     """Roles that units go through in a step, as often as they do."""
     flow = wanted["spec"]["flow"]["config"]
-    through = 2 * flow["cycle"]["roundTrips"] + 1 if "cycle" in flow else len(ROLES)
+    through = 2 * flow["cycles"][0]["roundTrips"] + 1 if "cycles" in flow else len(ROLES)
     return int(flow["items"]) * through
 
 
