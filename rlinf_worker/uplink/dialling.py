@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -149,6 +150,7 @@ class Uplink(Generic[Said, Heard]):
         self._write_timeout_s, self._jitter = write_timeout_s, jitter
         self._kept: Kept[Said] = Kept(limit=kept)
         self._outbox: Outbox[Told[Said]] | None = None  # from the making of a hello until its stream ends
+        self._in_hand: deque[Told[Said]] = deque()  # taken from the outbox, and not written yet
         self._marked: dict[Drainable[Said], None] = {}
         self._broken: asyncio.Future[str] | None = None  # why we end the stream that is under way
         self._closing = asyncio.Event()
@@ -302,7 +304,8 @@ class Uplink(Generic[Said, Heard]):
         finally:
             self._outbox = None
             self._unsaid = outbox.waiting
-            self._kept.add(outbox.take())
+            self._kept.add([*self._in_hand, *outbox.take()])
+            self._in_hand.clear()
             if call is not None:
                 call.cancel()
             if channel is not None:
@@ -337,9 +340,12 @@ class Uplink(Generic[Said, Heard]):
             # One turn of the loop later everything that this turn gives rise to is in the frame.
             await asyncio.sleep(0)
             self._drain_marked()
-            for part in in_frames([told.message for told in outbox.take(self._wire.frame_messages)]):
+            self._in_hand += outbox.take(self._wire.frame_messages)
+            for part in in_frames([told.message for told in self._in_hand]):
                 await self._write_frame(call, part)
                 self.frames += 1
+                for _ in part:
+                    self._in_hand.popleft()
             if self._closing.is_set() and not outbox.waiting and not self._marked:
                 outbox.close("all is said")
                 await call.done_writing()

@@ -106,14 +106,17 @@ async def test_a_frozen_peer_is_noticed_within_six_seconds():
         await d.lost(within_s=6.0)
 
 
-async def test_a_driver_that_does_not_read_is_given_up_and_what_lasts_is_said_again():
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_driver_that_does_not_read_is_given_up_and_what_lasts_is_said_again(at_once):
+    """Also what the writer has in its hands already, behind what it cannot get rid of."""
     async with Driver() as driver:
         driver.reading.clear()
         async with dialling(driver, write_timeout_s=0.2) as d:
             await d.connected()
             for number in range(40):  # more than the windows of HTTP/2 take
                 d.uplink.tell(word(number, size=400_000))
-                await asyncio.sleep(0)
+                if not at_once:
+                    await asyncio.sleep(0)
             d.uplink.tell(word(99), lasts=Lasts.JOB)
             await driver.until(lambda: len(driver.streams) == 2)
             driver.reading.set()
