@@ -281,20 +281,19 @@ class _WatchStream:
     async def _run(self) -> None:
         pause_s = RETRY_MIN_S
         while True:
+            unheard_s = 0.0
             try:
                 await self._watch()
                 pause_s = RETRY_MIN_S
             except grpc.aio.AioRpcError as error:
                 logger.debug("watch broke", extra={"driver": self.target.address, "code": error.code().name})
-                if NOT_ANSWERED in (error.details() or "") and self._silent_since is None and not self.has_ended():
-                    self._silent_since, pause_s = max(self._sign_at, self._clock() - UNHEARD_S), RETRY_MIN_S
-                    self._on_change()
+                unheard_s = UNHEARD_S if NOT_ANSWERED in (error.details() or "") else 0.0
             except RLinfError as error:
                 logger.debug("driver not reached", extra={"driver": self.target.address, "error": str(error)})
             if self.has_ended():
                 self._silent_since, pause_s = self._silent_since or self._clock(), LAST_WORD_S
             elif self._silent_since is None:
-                self._silent_since, pause_s = self._clock(), RETRY_MIN_S
+                self._silent_since, pause_s = max(self._sign_at, self._clock() - unheard_s), RETRY_MIN_S
                 self._on_change()
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_MAX_S, 2 * pause_s)

@@ -69,8 +69,9 @@ async def test_what_pods_are_made_from_may_change_only_while_there_are_none(chan
 async def test_a_job_that_has_not_begun_its_steps_may_be_repaired(change, field, status):
     store = MemoryStore()
     await store.create(job())
-    await store.patch("RLJob", "a", patch={"status": status}, subresource="status")
-    await store.patch("RLJob", "a", patch={"spec": change})
+    before = await store.patch("RLJob", "a", patch={"status": status}, subresource="status")
+    after = await store.patch("RLJob", "a", patch={"spec": change})
+    assert after["spec"] != before["spec"]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,10 @@ async def test_a_job_that_has_not_begun_its_steps_may_be_repaired(change, field,
 async def test_what_goes_on_in_place_may_change_while_it_runs(change):
     store = MemoryStore()
     await store.create(job())
-    await store.patch("RLJob", "a", patch={"status": {"attempt": 1, "state": "Running"}}, subresource="status")
-    await store.patch("RLJob", "a", patch={"spec": change})
+    at_work = {"attempt": 1, "state": "Running"}
+    before = await store.patch("RLJob", "a", patch={"status": at_work}, subresource="status")
+    after = await store.patch("RLJob", "a", patch={"spec": change})
+    assert after["spec"] != before["spec"]
 
 
 async def test_anything_else_may_change():
