@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -124,6 +125,11 @@ class RunningJob:
                     found[part.name] = part
         return found
 
+    def of(self, whom: str) -> list[Part]:
+        """Those that live of a role, or of agent or driver, by name."""
+        found = sorted(self.parts().items())
+        return [part for name, part in found if name.replace(":", "/").partition("/")[0] == whom]
+
     def part(self, name: str) -> Part | None:
         return self.parts().get(name)
 
@@ -161,6 +167,10 @@ class RunningJob:
                 process.kill()
         return said
 
+    def keep(self, at: Path) -> None:
+        """What it has left, for who looks into it."""
+        shutil.copytree(self.folder, at, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+
     def _await_gone(self) -> None:
         until = time.monotonic() + GONE_S
         while self.living() and time.monotonic() < until:
@@ -179,6 +189,12 @@ def lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def send(process: psutil.Process, number: int) -> None:
+    """A signal; nothing, where it has gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 def _part(process: psutil.Process) -> Part | None:

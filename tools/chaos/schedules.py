@@ -15,10 +15,8 @@ half of the strikes hit two of them at once, each its own way. What must hold:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -33,7 +31,7 @@ import yaml
 
 from tools.chaos import shapes
 from tools.chaos.shapes import Shape
-from tools.running_job import ROOT, Part, RunningJob, surviving
+from tools.running_job import ROOT, Part, RunningJob, send, surviving
 
 FREEZE_S: Final = 40.0
 """Longer than any worker's or agent's deadline here, shorter than the minute after which a driver is taken for lost."""
@@ -166,9 +164,7 @@ def one(seed: int) -> dict[str, Any]:
         }  # fmt: skip
         if said:
             line["said"] = run.said[-3000:]
-            shutil.copytree(
-                folder, KEPT / f"schedule-{seed}", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
-            )
+            run.keep(KEPT / f"schedule-{seed}")
         return line
 
 
@@ -188,23 +184,23 @@ def _go_through(watch: Watch, asked: list[Strike], done: list[str]) -> None:
                 frozen += [(now + FREEZE_S, part.process) for blow, part in struck if blow.how == "freeze"]
             for at, process in [entry for entry in frozen if now >= entry[0]]:
                 frozen.remove((at, process))
-                _send(process, signal.SIGCONT)
+                send(process, signal.SIGCONT)
             watch.look()
             time.sleep(LOOK_S)
     finally:
         for _, process in frozen:
-            _send(process, signal.SIGCONT)
+            send(process, signal.SIGCONT)
 
 
 def _strike(watch: Watch, strike: Strike) -> list[tuple[Blow, Part]]:
-    parts = watch.run.parts()
     struck = list[tuple[Blow, Part]]()
     for blow in strike.blows:
-        of = sorted(name for name in parts if name.replace(":", "/").partition("/")[0] == blow.whom)
+        taken = [part.name for _, part in struck]
+        of = [part for part in watch.run.of(blow.whom) if part.name not in taken]
         if not of:
             continue  # it is on its way back
-        part = parts.pop(of[int(blow.which * len(of))])
-        _send(part.process, signal.SIGKILL if blow.how == "kill" else signal.SIGSTOP)
+        part = of[int(blow.which * len(of))]
+        send(part.process, signal.SIGKILL if blow.how == "kill" else signal.SIGSTOP)
         struck.append((blow, part))
     if struck:
         watch.last_strike = time.monotonic()
@@ -219,11 +215,6 @@ def of_pod(pod: str) -> str:
     'p0-0'
     """
     return "-".join(pod.split("-")[-3:-1])
-
-
-def _send(process: psutil.Process, number: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
 
 
 def problems(watch: Watch, shape: Shape) -> list[str]:

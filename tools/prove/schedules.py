@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -41,7 +40,7 @@ from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.simulate import simulate
 from rljob import plan as verbs
 from tools.prove.world import World
-from tools.running_job import RunningJob, surviving
+from tools.running_job import RunningJob, send, surviving
 from tools.workloads import ROOT, entries, job
 
 ENTRIES: Final = ("drawn-00", "drawn-03", "drawn-11", "drawn-14", "drawn-02", "drawn-21", "drawn-26", "drawn-29")
@@ -139,9 +138,7 @@ def one(seed: int) -> dict[str, Any]:
         }  # fmt: skip
         if said:
             line["said"] = run.said[-3000:]
-            shutil.copytree(
-                folder, KEPT / f"schedule-{seed}", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
-            )
+            run.keep(KEPT / f"schedule-{seed}")
         return line
 
 
@@ -167,15 +164,10 @@ def _go_through(run: RunningJob, schedule: Schedule, done: list[str]) -> None:
         for at, process in list(frozen):
             if now >= at:
                 frozen.remove((at, process))
-                _send(process, signal.SIGCONT)
+                send(process, signal.SIGCONT)
         time.sleep(LOOK_S)
     for _, process in frozen:
-        _send(process, signal.SIGCONT)
-
-
-def _send(process: psutil.Process, number: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+        send(process, signal.SIGCONT)
 
 
 def _strike(run: RunningJob, strike: Strike) -> list[psutil.Process]:
@@ -185,13 +177,12 @@ def _strike(run: RunningJob, strike: Strike) -> list[psutil.Process]:
         return []
     if strike.what == "pause-control":
         process = psutil.Process(run.process.pid)
-        _send(process, signal.SIGSTOP)
+        send(process, signal.SIGSTOP)
         return [process]
     if strike.what in ("kill", "pause"):
-        parts = sorted(run.parts().items())
-        struck = [part.process for name, part in parts if name.replace(":", "/").partition("/")[0] == strike.target]
+        struck = [part.process for part in run.of(strike.target)]
         for process in struck[:1]:
-            _send(process, signal.SIGKILL if strike.what == "kill" else signal.SIGSTOP)
+            send(process, signal.SIGKILL if strike.what == "kill" else signal.SIGSTOP)
         return struck[:1] if strike.what == "pause" else []
     with contextlib.suppress(UserError):  # the run starts again, has ended, or has no such plan: a person is told so
         _ask(run, strike.what)

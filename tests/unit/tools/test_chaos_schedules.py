@@ -188,7 +188,9 @@ def test_a_strike_names_a_worker_by_its_name_and_an_agent_by_its_pod():
             name: Part(name=name, pool="p0", pod="job-p0-0-a1", process=cast("psutil.Process", process))
             for name in ("rollout/0", "rollout/1", "agent:p0", "driver")
         }
-        watch = Watch(cast("RunningJob", SimpleNamespace(parts=lambda: dict(parts), lines=lambda name: [])))
+        run = RunningJob.__new__(RunningJob)
+        run.parts = lambda: dict(parts)  # type: ignore[method-assign]
+        watch = Watch(run)
         blows = (Blow(how="kill", whom="rollout", which=0.9), Blow(how="freeze", whom="agent", which=0.0))
         struck = schedules._strike(watch, Strike(blows=blows, at=3, after_s=0.0))
         assert [part.name for _, part in struck] == ["rollout/1", "agent:p0"]
