@@ -73,11 +73,15 @@ def test_an_engine_loses_children_freezes_and_dies_and_every_token_is_right(tmp_
         exits = [line["message"] for line in run.lines("events") if line["event"] == "worker-exited"]
         assert run.left() == []
     exact(run, steps=steps)
-    first, second, third, _ = exits
-    assert "worker engine/0 exited with 75: part 1 of the engine exited with -9" in first
-    assert "the engine of worker engine/1 is lost: got no answer to check_health()" in second
-    assert f"(pid {stopped.pid}) is stopped by a signal (SIGSTOP)" in second
-    assert "worker engine/0" in third
+    ends = iter(exits)  # one more may lie between, where the machine keeps an engine from its probe's answer
+    for who, why in (
+        ("engine/0", "worker engine/0 exited with 75: part 1 of the engine exited with -9"),
+        ("engine/1", "the engine of worker engine/1 is lost: got no answer to check_health()"),
+        ("engine/0", "worker engine/0 was killed by signal 9 (SIGKILL)"),
+        ("trainer/0", "worker trainer/0 was killed by signal 9 (SIGKILL)"),
+    ):
+        assert any(end.startswith(f"worker {who} exited") and why in end for end in ends), (why, exits)
+    assert any(f"(pid {stopped.pid}) is stopped by a signal (SIGSTOP)" in end for end in exits), exits
     assert total(run, "continued_sum") > 0, "answers that the dead had begun were not begun anew"
     assert total(run, "mixed_sum") > 0, "some answers are of two versions, as the next one came while they were made"
 
