@@ -193,8 +193,8 @@ class AgentTurns:
 
     def said(self, worker: str, attempt: int, said: slots_pb2.TurnReport) -> None:
         member = self._members.get(worker)
-        if member is None or attempt != member.attempt or said.lease_set != member.lease_set:
-            return  # said by a life, or in a plan, that is no more
+        if member is None or not member.joined or attempt != member.attempt or said.lease_set != member.lease_set:
+            return  # said by a life, whose death may be seen before its last words, or in a plan that is no more
         before, member.report = member.report, messages.report(worker, said)
         if member.level_bytes is not None and member.has_left and not said.stays:
             member.level_bytes = None

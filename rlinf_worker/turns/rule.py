@@ -261,7 +261,8 @@ def late(state: State) -> list[str]:
 
 
 def lingering(lease: LeaseSet, state: State) -> list[str]:
-    """Who works on though another could have the slots at once, or out of turn while anybody wants them."""
+    """Who works on though another could have the slots at once, or out of turn while anybody wants them; also one that
+    has not answered yet that somebody waits: its loop is busy, or the word never came to it."""
     if not state.holding or state.leaving:
         return []
     wanted = list(_candidates(lease, state))
@@ -270,7 +271,7 @@ def lingering(lease: LeaseSet, state: State) -> list[str]:
         worker
         for worker, m in state.members
         if m.standing is Standing.HOLDS
-        and m.asked is None
+        and m.asked in _TOLD
         and not m.killed
         and m.told is not Kind.END
         and (has_rival or (late and lease.turn_of(worker) != state.at))

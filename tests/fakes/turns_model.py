@@ -20,6 +20,7 @@ from rlinf_worker.turns.rule import Kind, LeaseSet, Said, Standing, State, Turn
 CAPACITY = 2
 ROUND = 2
 RANKS = ("a0", "a1")
+WORDS = (Kind.YIELD, Kind.FINISH, Kind.LEAVE)  # that somebody waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Sim:
     frozen: Standing | None = None
     told: Kind | None = None
     leaving: bool = False  # by itself
-    order: turns.Order | None = None
+    orders: tuple[turns.Order, ...] = ()
+    """On their way. Two where the word that its turn is to end overtakes one that it has not obeyed."""
     unit: bool = False
     inside: bool = False  # the collective
     idled: bool = False  # it gave its turn back because it was idle
@@ -74,18 +76,20 @@ class Job:
         counted: bool = True,
         quiet: bool = False,
         ends: bool = False,
+        overtakes: bool = False,
         were_apart: bool = False,
     ) -> None:
         """`counted`: a rollout's turn is over with each unit, else only when it is idle. `quiet`: who leaves alone is
         so fast that it does not say so before. `ends`: a turn that others wait for may be told to end at any time.
-        `were_apart`: all have slots to themselves when a plan puts them into the sets."""
+        `overtakes`: also before its holders have obeyed that somebody waits. `were_apart`: all have slots to themselves
+        when a plan puts them into the sets."""
         beside = frozenset({"actor"}) if preload else frozenset[str]()
         x = (Turn(role="rollout", workers=("r0",), beside=beside), Turn(role="actor", workers=RANKS, gang=True))
         y = (Turn(role="env", workers=("e0",)), Turn(role="rollout", workers=("r1",), fed_inside=fed_inside))
         self.sets = (LeaseSet(name="x", turns=x), LeaseSet(name="y", turns=y))
         self.set_of = {worker: i for i, lease in enumerate(self.sets) for worker in lease.workers}
         self.units, self.faults, self.hangs, self.counted = units, faults, hangs, counted
-        self.quiet, self.ends, self.were_apart = quiet, ends, were_apart
+        self.quiet, self.ends, self.overtakes, self.were_apart = quiet, ends, overtakes, were_apart
         self._known: dict[tuple[int, State, turns.Event], tuple[State, list[turns.Action]]] = {}
 
     def start(self) -> World:
@@ -116,7 +120,7 @@ class Job:
             standing = Standing.HOLDS if sim.frozen is None else idle if sim.frozen is Standing.IDLE else sim.frozen
         else:
             standing = Standing.WANTS if work else Standing.CONTENT
-        return Said(name, standing, ripe=ripe, answers=sim.order is None)
+        return Said(name, standing, ripe=ripe, answers=not sim.orders)
 
     def _settled(self, world: World) -> World:
         """Whoever's word has changed says so, until nothing follows from it any more."""
@@ -155,10 +159,11 @@ class Job:
         for action in actions:
             match action:
                 case turns.Order(worker):
-                    before = world[worker].order
-                    if before is not None and before.kind is not Kind.PRELOAD:
-                        raise Broken(f"{worker} is given {action.kind} while {before.kind} is on its way")
-                    world = world.but(worker, order=action)
+                    before = tuple(order for order in world[worker].orders if order.kind is not Kind.PRELOAD)
+                    for order in before:
+                        if action.kind is not Kind.END or order.kind not in WORDS:
+                            raise Broken(f"{worker} is given {action.kind} while {order.kind} is on its way")
+                    world = world.but(worker, orders=(*before, action))
                 case turns.Kill(worker):
                     if not world[worker].hung and world[worker].alive:
                         raise Broken(f"{worker}, which is well, is killed")
@@ -195,8 +200,8 @@ class Job:
                     name, on=False, frozen=None, leaving=False, told=None, idled=sim.frozen is Standing.IDLE
                 )
                 yield f"{name} has left", self._settled(left), False, False
-            if sim.order is not None:
-                yield f"{name} obeys {sim.order.kind}", self._settled(self._obey(world, name)), False, False
+            if sim.orders:
+                yield f"{name} obeys {sim.orders[0].kind}", self._settled(self._obey(world, name)), False, False
             if name in world.coming:
                 came = replace(world.but(name, unit=True), coming=tuple(n for n in world.coming if n != name))
                 yield f"its part reaches {name}", self._settled(came), False, False
@@ -208,7 +213,8 @@ class Job:
             if turns.is_patience_needed(lease, world.sets[index]):
                 patient = self._step(world, index, turns.Late.PATIENCE)
                 yield f"the patience of {lease.name} is over", self._settled(patient), False, False
-            if self.ends and turns.lingering(lease, world.sets[index]):
+            lingering = turns.lingering(lease, world.sets[index])
+            if self.ends and lingering and (self.overtakes or not any(world[n].orders for n in lingering)):
                 ended = self._step(world, index, turns.Late.TURN)
                 yield f"the turn in {lease.name} is to end", self._settled(ended), False, False
             late = [n for n in turns.late(world.sets[index]) if world[n].alive]
@@ -220,9 +226,9 @@ class Job:
                 yield f"{name} is noticed to hang", self._settled(self._dead(world, name)), False, False
 
     def _obey(self, world: World, name: str) -> World:
-        order, sim = world[name].order, world[name]
-        assert order is not None
-        world = world.but(name, order=None)
+        sim = world[name]
+        order, *later = sim.orders
+        world = world.but(name, orders=tuple(later))
         match order.kind:
             case Kind.GRANT:
                 self._check_alone(world, name)
@@ -236,7 +242,7 @@ class Job:
                 return world.but(name, frozen=None, told=(sim.told or Kind.YIELD) if order.yielding else None)
             case Kind.OFFLOAD:
                 if sim.on and sim.frozen is None:  # not frozen: it leaves when it is
-                    return world.but(name, order=order)
+                    return world.but(name, orders=(order, *later))
                 return world.but(name, on=False, frozen=None, told=None, idled=sim.frozen is Standing.IDLE)
             case Kind.PRELOAD:
                 return world

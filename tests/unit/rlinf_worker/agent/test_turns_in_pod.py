@@ -154,6 +154,18 @@ async def test_who_is_granted_a_turn_hears_since_when_the_slots_are_free(pod):
     assert granted_of(pod) == {"env/0": 60.25}
 
 
+async def test_what_the_dead_had_said_last_is_of_the_past_though_it_is_read_after_their_end(pod):
+    """An agent that was stopped for a while sees both at once, in any order."""
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "wants")
+    pod.turns.gone("env/0", 1)
+    pod.say("env/0", "holds")
+    pod.take_orders()
+    pod.say("actor/0", "wants")
+    assert pod.take_orders() == [("actor/0", "grant", "all")]
+
+
 async def test_of_slots_whose_holder_died_nobody_knows_since_when_they_are_free(pod):
     pod.adopt(lease_set("all", "env/0", "actor/0"))
     pod.join("env/0", "actor/0")

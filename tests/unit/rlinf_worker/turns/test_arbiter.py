@@ -119,6 +119,18 @@ def test_who_works_on_while_another_waits_is_told_to_end_and_then_killed():
     assert played.said[-1] == "5 grant rollout/0"
 
 
+@pytest.mark.parametrize("turn", [PAIR, ROLLOUT])
+def test_who_never_answers_that_somebody_waits_has_no_more_time_than_one_that_does(turn):
+    holder, other = turn.workers[0], (ROLLOUT if turn is PAIR else PAIR).workers[0]
+    played = holding(turn, ROLLOUT if turn is PAIR else PAIR)
+    [word] = played.reports(other, Standing.WANTS)
+    assert word.endswith(("finish env/0", "leave rollout/0"))
+    [overdue, end] = played.after(MOST_S)
+    assert f"worker {holder} has worked on for 500 s" in overdue
+    assert end.endswith(f" end {holder}")
+    assert played.after(RELEASE_S) == [f"kill {holder}"]
+
+
 def test_who_ends_its_turn_in_time_is_not_told_to_and_one_that_is_told_may_still_do_so():
     played = holding(PAIR, ROLLOUT)
     played.reports("rollout/0", Standing.WANTS)

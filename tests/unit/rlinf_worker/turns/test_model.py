@@ -40,7 +40,17 @@ def test_the_explorer_finds_a_standstill_where_patience_has_no_end(monkeypatch):
     assert found.steps > 0, "it goes well for a while"
 
 
-@pytest.mark.parametrize("options", [{}, {"counted": False, "fed_inside": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"counted": False, "fed_inside": False},
+        *(
+            pytest.param({"overtakes": True, **options}, marks=pytest.mark.long("ten times as many states"))
+            for options in ({}, {"counted": False, "fed_inside": False})
+        ),
+    ],
+)
 def test_a_turn_that_is_told_to_end_at_any_time_blocks_nobody(options):
     assert not explore(Job(faults=0, ends=True, **options)).stuck
 
