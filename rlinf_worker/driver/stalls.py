@@ -10,6 +10,8 @@ agent's heartbeats (runtime/work.py): for how long it has not moved, at what, an
 * All wait for units of a ticket on which nobody works any more: it is named, and then the job fails, as they can never
   come.
 * All wait, and the flow has not said all of a step: it is named, and left alone, as it may wait for the world.
+* All wait though steps do not go on again, as one is not ready yet: whoever has stood still for longest is replaced
+  after `stall_deadline_s`. Nobody is while one is away, or loads: these have deadlines of their own.
 
 Whoever is replaced counts as failed, and so a job that stands still again and again fails with the name of the last.
 """
@@ -21,6 +23,7 @@ from typing import Final
 
 from rlinf_api.conditions import Reason
 from rlinf_api.errors import UserError
+from rlinf_api.report import DriverState
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.job import Job
@@ -47,6 +50,7 @@ class Stalls:
         workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
         self.words, self.is_stalled = "", False
         if not job.is_running or any(w.state is not WorkerState.READY for w in workers):
+            self._look_at_recovery(workers)
             return
         limit, deadline = self._limits()
         if stuck := [w for w in workers if w.silent_s > job.settings.stall_notice_s]:
@@ -72,6 +76,13 @@ class Stalls:
         self.words = f"step {step.number} has not moved for {still_s:.0f} s: {'; '.join(map(_waits, blocking))}"
         if still_s > deadline and is_heard:
             self._replace(blocking[0], still_s)
+
+    def _look_at_recovery(self, workers: list[WorkerRecord]) -> None:
+        if self._job.standing.state is not DriverState.RECOVERING or not all(w.present for w in workers):
+            return
+        still_s = min((w.still_s for w in workers), default=0.0)
+        if still_s > self._limits()[1] and all(w.silent_s < FRESH_S for w in workers):
+            self._replace(max(workers, key=lambda w: w.still_s), still_s)
 
     def _limits(self) -> tuple[float, float]:
         """Until people are told, until somebody is replaced."""

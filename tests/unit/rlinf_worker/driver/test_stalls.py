@@ -171,6 +171,31 @@ async def test_while_somebody_is_started_again_nobody_is_blamed(world):
     assert "not moved" not in told(world)[1]
 
 
+@pytest.mark.parametrize(
+    ("state", "silent_s", "still_s", "is_replaced"),
+    [
+        (WorkerState.CONNECTED, 0.0, 61.0, True),
+        (WorkerState.CONNECTED, 0.0, 59.0, False),
+        (WorkerState.CONNECTED, 6.0, 61.0, False),  # it loads
+        (WorkerState.STARTING, 0.0, 61.0, False),  # it may have no node
+    ],
+)
+async def test_a_recovery_in_which_all_wait_for_each_other_comes_to_an_end(
+    world, state, silent_s, still_s, is_replaced
+):
+    job = world.driver.job
+    job.members.workers[ACTOR].state = state
+    job.say_recovering("worker actor/0 is started again")
+    all_say(world, still_s=still_s)
+    says(world, "actor/0", still_s=still_s, age_s=silent_s)
+    says(world, "rollout/0", still_s=still_s + 9.0, doing="waits for a turn for 70 s")
+    world.driver.stalls.tick()
+    assert world.driver.stalls.replaced == int(is_replaced)
+    assert job.members.workers[ROLLOUT].state is (WorkerState.DOWN if is_replaced else WorkerState.READY)
+    if is_replaced:
+        assert "nothing moved for 61 s, and it waits for a turn for 70 s" in job.members.workers[ROLLOUT].why
+
+
 async def test_a_job_that_stands_still_again_and_again_fails_with_the_name():
     world = World(make_job(envs=1, steps=40, max_restarts=2))
     await stepping(world)
