@@ -129,7 +129,7 @@ images: env
 
 BENCHES := $(filter-out bench-__init__ bench-__main__ bench-harness bench-idle bench-publish bench-report,$(patsubst tools/bench/%.py,bench-%,$(wildcard tools/bench/*.py)))
 
-## prove: a proof of the planner (PART=exact, two-stages, loop, shift, steady, schedules, placements, jobs); goes on where it was stopped (docs/planner.md)
+## prove: a proof of the planner (PART=exact, two-stages, paper, loop, shift, steady, schedules, placements, jobs); goes on where it was stopped (docs/planner.md)
 .PHONY: prove
 prove: env
 	$(VENV)/python -m tools.prove $(PART) $(ARGS)

@@ -3,6 +3,7 @@
 python -m tools.prove exact [--count 200] [--slots 4] [--kind like-ppo] [--minutes 60]
 python -m tools.prove two-stages [--count 600]
 python -m tools.prove steady | shift | loop [--count N]
+python -m tools.prove paper                           the RLinf paper's cases beside its figures
 python -m tools.prove table                           writes the table of predictions; only where a rule has changed
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
 python -m tools.prove schedules [--count 200]         real jobs that are re-planned under faults; half a minute each
@@ -21,7 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tools.prove import against_runtime, cartpole, exact, loop, placements, schedules, table, two_stages, whole_jobs
+from tools.prove import (
+    against_runtime,
+    cartpole,
+    exact,
+    loop,
+    paper,
+    placements,
+    schedules,
+    table,
+    two_stages,
+    whole_jobs,
+)
 from tools.resumable import Line, results
 
 BUILD: Final = Path(__file__).resolve().parents[2] / "build" / "prove"
@@ -32,7 +44,7 @@ REAL: Final = ("schedules", "placements", "jobs", "predict", "cartpole")
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.prove", description=__doc__)
-    parser.add_argument("part", choices=("exact", "two-stages", *LOOPS, *REAL, "table"))
+    parser.add_argument("part", choices=("exact", "two-stages", "paper", *LOOPS, *REAL, "table"))
     parser.add_argument("names", nargs="*", help="workload entries, for predict")
     parser.add_argument("--count", type=int)
     parser.add_argument("--slots", type=int, default=4)
@@ -53,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.part == "exact":
         one = partial(exact.one, slots=args.slots, kind=args.kind)
         summary, count = exact.summary, args.count or 200
+    elif args.part == "paper":
+        one, summary, count = paper.one, paper.summary, len(paper.CASES)
     elif args.part in LOOPS:
         one, summary, count = getattr(loop, args.part), loop.summary, args.count or LOOPS[args.part]
     elif args.part == "placements":
