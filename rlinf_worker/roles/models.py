@@ -20,9 +20,11 @@ from torch import nn
 from rlinf_api.errors import UserError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: a folder, or nothing
-os.environ.setdefault("TQDM_DISABLE", "1")  # likewise: a worker's log is no terminal
 
 import transformers
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a worker's last lines are for people
 
 REMEDY: Final = "write a folder that transformers saved, as every pod that has the role mounts it"
 PLAIN_ATTENTION: Final = frozenset({"full_attention", "attention"})

@@ -30,9 +30,15 @@ def make_folder(folder: Path, *, rows: int = 40, layers: int = 1, hidden: int = 
     return folder
 
 
-def manifest(
+def manifest(folder: Path, *, steps: int = 10, ranks: int = 1, kind: str = "transformers", **fields: Any) -> Path:
+    path = folder / f"job-{kind}-{ranks}-{steps}.yaml"
+    path.write_text(yaml.safe_dump(job(folder, steps=steps, ranks=ranks, kind=kind, **fields)))
+    return path
+
+
+def job(
     folder: Path, *, steps: int = 10, ranks: int = 1, reward: str = SEVENS, kind: str = "transformers", **flow: Any
-) -> Path:
+) -> dict[str, Any]:
     """`flow`: fields of its config."""
     config = {
         "promptsPerStep": 16, "samplesPerPrompt": 8, "order": "lineage", "optimizer": {"learningRate": 0.01},
@@ -44,7 +50,7 @@ def manifest(
         {"name": "reward", "kind": "rule", "config": {"function": reward, "timeoutSeconds": 20}},
         {"name": "actor", "kind": "fsdp", "workers": ranks, "config": {"tokenBudget": 1024}},
     ]  # fmt: skip
-    job = {
+    return {
         "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "sevens"},
         "spec": {
             "seed": 3, "flow": {"name": "grpo", "steps": steps, "config": config},
@@ -54,9 +60,6 @@ def manifest(
             "checkpoint": {"everySteps": 4},
         },
     }  # fmt: skip
-    path = folder / f"job-{kind}-{ranks}-{steps}.yaml"
-    path.write_text(yaml.safe_dump(job))
-    return path
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -67,6 +70,12 @@ def reinforce(batch: Any) -> Any:
 def unhurried(batch: Any) -> Any:
     """A learner that is slower than its rollout on any machine."""
     time.sleep(0.2)
+    return reinforce(batch)
+
+
+def paced(batch: Any) -> Any:
+    """A learner whose step takes about as long as those of other shapes of tools/chaos."""
+    time.sleep(0.05)
     return reinforce(batch)
 
 

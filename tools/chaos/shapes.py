@@ -10,6 +10,7 @@ not say how many of its steps meet a fault.
 | critic | 2 to 4 samplers, 2 ranks of an actor, 1 or 2 of a critic | the same, and the sums that both have learnt |
 | pipeline | 2 to 4 rollout, 1 or 2 reward, 2 ranks of a trainer, staleness 0 to 2, weights | units of each step |
 | turns | the same on 2 or 4 slots that all of them share in turns | units of each step |
+| reasoning | flow grpo: 1 to 3 engines, 1 or 2 rewards, 1 or 2 ranks; or one of each, in turns | units of each step |
 
 A shape has one pod, or two: the trainer's ranks in one, all others in the other; in turns one pool of one or two pods.
 In every third shape each role has a warm spare.
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.fakes import critic_job
+from tests.fakes import critic_job, reasoning
 from tools.chaos.job import EXAMPLE
 from tools.running_job import RunningJob
 
@@ -33,6 +34,9 @@ STEPS: Final = 80
 STEP_S: Final = 0.15  # about: 12 s of steps, and faults
 FAKES: Final = "tests.fakes.critic_job"
 ITEMS: Final = 12
+GROUPS: Final = 6
+IMPORT_S: Final = 5.0
+"""Of torch and transformers: seconds of a core for each worker, and all of them may start at once on two."""
 SLOTS: Final = {"cpu": "50m", "memory": "512Mi"}
 Json = dict[str, Any]
 
@@ -44,6 +48,13 @@ class Shape:
     roles: tuple[str, ...]
     units: int
     """That each step trains on."""
+    start_s: float = 0.0
+    """What its workers together take longer to start than those of other shapes."""
+
+    def prepare(self, folder: Path) -> None:
+        """Makes what the job reads there."""
+        if self.name == "reasoning":
+            reasoning.make_folder(folder)
 
     def problems(self, run: RunningJob) -> list[str]:
         """Of a job that has ended, beside what holds for all: what it has learnt."""
@@ -58,8 +69,9 @@ class Shape:
 
 
 def drawn(rng: random.Random, folder: Path) -> Shape:
-    name = rng.choice(("ppo", "critic", "pipeline", "turns"))
-    shape: Shape = {"ppo": _ppo, "critic": _critic, "pipeline": _pipeline, "turns": _turns}[name](rng)
+    name = rng.choice(("ppo", "critic", "pipeline", "turns", "reasoning"))
+    makers = {"ppo": _ppo, "critic": _critic, "pipeline": _pipeline, "turns": _turns}
+    shape = makers[name](rng) if name in makers else _reasoning(rng, folder)
     for role in shape.manifest["spec"]["roles"] if rng.random() < 1 / 3 else ():
         role["spares"] = 1
     shape.manifest["spec"] |= {
@@ -131,6 +143,28 @@ def _turns(rng: random.Random) -> Shape:
     spec["pools"] = [{"name": "p0", "roles": [*shape.roles], "pods": pods, "slots": {"perPod": 2, **SLOTS}}]
     shape.manifest["metadata"]["name"] = "turns"
     return replace(shape, name="turns")
+
+
+def _reasoning(rng: random.Random, folder: Path) -> Shape:
+    """A language model of some thousand numbers, whose loss is as slow as STEP_S says."""
+    spec = reasoning.job(folder)["spec"]
+    config = {key: value for key, value in spec["flow"]["config"].items() if key != "evaluation"}
+    config |= {"promptsPerStep": GROUPS, "samplesPerPrompt": 4, "loss": {"kind": "tests.fakes.reasoning:paced"}}
+    counts = {"rollout": rng.randint(1, 3), "reward": rng.randint(1, 2), "actor": rng.randint(1, 2)}
+    in_turns = rng.random() < 1 / 3
+    for role in spec["roles"]:
+        role["workers"] = 1 if in_turns else counts[role["name"]]
+        role["config"]["memory"] = {"resident": 100, "peak": 400, "offloaded": 300}
+    flow = {"name": "grpo", "config": config, "maxStaleness": rng.randint(0, 2)}
+    shape = _shape("reasoning", rng, flow=flow, roles=spec["roles"], trainers=("actor",), units=GROUPS)
+    made = shape.manifest["spec"]
+    made |= {"model": spec["model"], "data": {"train": spec["data"]["train"]}}
+    if in_turns:
+        made["placement"]["mode"] = "Collocated"
+        slots = {**SLOTS, "perPod": 1, "memory": "2Gi"}
+        made["pools"] = [{"name": "p0", "roles": [*counts], "pods": 1, "slots": slots}]
+    workers = sum(role["workers"] for role in spec["roles"])
+    return replace(shape, start_s=IMPORT_S * workers)
 
 
 def _shape(

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -28,7 +29,7 @@ def drawn(count):
 
 
 def test_shapes_have_several_rollouts_two_ranks_two_gangs_and_one_or_two_pods():
-    found = [shape for shape, _ in drawn(60)]
+    found = [shape for shape, _ in drawn(120)]
     for shape in found:
         spec, problems = supported.validate(shape.manifest)
         assert spec is not None, problems
@@ -38,13 +39,17 @@ def test_shapes_have_several_rollouts_two_ranks_two_gangs_and_one_or_two_pods():
         ("Collocated", 1),
         ("Collocated", 2),
     }
-    beside = [shape.manifest["spec"] for shape in found if shape.name != "turns"]
+    of_text = [shape.manifest["spec"] for shape in found if shape.name == "reasoning"]
+    assert {spec["placement"]["mode"] for spec in of_text} == {"Collocated", "Disaggregated"}
+    assert {spec["flow"]["maxStaleness"] for spec in of_text} == {0, 1, 2}
+    assert {r["workers"] for spec in of_text for r in spec["roles"] if r["name"] == "rollout"} == {1, 2, 3}
+    beside = [shape.manifest["spec"] for shape in found if shape.name not in ("turns", "reasoning")]
     counts = [{r["name"]: r["workers"] for r in spec["roles"]} for spec in beside]
     assert {n.get("rollout", n.get("sampler")) for n in counts} == {2, 3, 4}
     assert all(n.get("actor", n.get("train")) == 2 for n in counts)
     assert {n["critic"] for n in counts if "critic" in n} == {1, 2}
     assert {len(spec["pools"]) for spec in beside} == {1, 2}
-    assert {shape.name for shape in found} == {"ppo", "critic", "pipeline", "turns"}
+    assert {shape.name for shape in found} == {"ppo", "critic", "pipeline", "turns", "reasoning"}
 
 
 def test_strikes_hit_everybody_in_both_ways_alone_and_in_pairs_at_once_and_after_each_other():
@@ -112,6 +117,13 @@ def test_what_must_hold_at_the_end_is_told_where_it_does_not(ended, spoil, said)
     found = "; ".join(schedules.problems(ended, CRITIC))
     assert said in found
     assert bool(found) == bool(said)
+
+
+def test_workers_that_take_longer_to_start_have_so_much_longer(ended):
+    ended.went_on_s = 59.9
+    assert schedules.problems(ended, replace(CRITIC, start_s=15.0)) == []
+    ended.went_on_s = 60.1
+    assert schedules.problems(ended, replace(CRITIC, start_s=15.0)) == ["it went on 60.1 s after a strike, wanted 60"]
 
 
 def test_a_job_that_does_not_end_is_told(ended):

@@ -29,6 +29,11 @@ def folder(tmp_path_factory):
     return reasoning.make_folder(tmp_path_factory.mktemp("trainer"))
 
 
+def test_a_model_that_is_read_leaves_no_bar_in_the_log_whose_last_lines_people_are_told(folder, capfd):
+    models.language_model(str(folder / "base"), dtype=torch.float32)
+    assert capfd.readouterr() == ("", "")
+
+
 class Seen(TextTrainer):
     context: FakeContext
 
