@@ -25,7 +25,7 @@ from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import PlanProblem
-from rlinf_scheduler.planner.search import Scored
+from rlinf_scheduler.planner.searching.runs import Scored
 from rlinf_scheduler.planner.simulate import Prediction, simulate
 from rlinf_scheduler.replan.known import Known, pods_of
 

@@ -10,7 +10,8 @@ import pytest
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
 from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
 from rlinf_scheduler.planner.search import Found, plan
-from rlinf_scheduler.planner.simulate import Aborted, alike, simulate
+from rlinf_scheduler.planner.simulate import alike, simulate
+from rlinf_scheduler.planner.simulation.clock import Aborted
 from tools.bench import planner as bench
 from tools.prove import table
 

@@ -8,10 +8,11 @@ import pytest
 from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode, RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
-from rlinf_scheduler.planner import search, spec
+from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import Cost, CycleEdge, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
 from rlinf_scheduler.planner.search import Found, plan
+from rlinf_scheduler.planner.searching.layouts import layouts
 from tests.builders import UID
 from tools import workloads
 from tools.prove import exact, problems
@@ -147,7 +148,7 @@ def test_the_ends_of_a_cycle_say_themselves_what_travels_together():
 
 def test_nested_cuts_of_three_roles():
     roles = (role("a", 1), role("b", 1), role("c", 1, service=InRounds()))
-    assert set(search.layouts(chain(*roles, slots=8))) == {
+    assert set(layouts(chain(*roles, slots=8))) == {
         (("a",), ("b",), ("c",)),
         (("a", "b"), ("c",)),
         (("a", "c"), ("b",)),

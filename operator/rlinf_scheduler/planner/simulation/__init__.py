@@ -1,0 +1,1 @@
+"""What `simulate` runs: one room per subject of the runtime whose rules it follows."""
