@@ -31,6 +31,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.agents import Agents
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.gang import Gangs
@@ -76,6 +77,7 @@ class Driver:
         self._shared: dict[str, str] = {}  # what roles share with each other (`ctx.share`), by name
         self.exchange = Exchange(job)
         self.workforce = Workforce(job)
+        self.agents = Agents(job, self.workforce)
         self.commits = Commits(
             job, self.exchange, self.workforce.recoveries, wants_checkpoint=lambda: self.switch.wants_checkpoint
         )
@@ -192,7 +194,7 @@ class Driver:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         self.switch.learn(hello.plan)
         self.settle()  # a plan that it has seen committed comes into force before its workers are compared with it
-        key = self.workforce.attach(hello, outbox)
+        key = self.agents.attach(hello, outbox)
         self.turns.attached(key, hello)
         self.switch.attached(key, hello.plan)
         self.job.mark(Dirty.MEMBERS | Dirty.SHOWN)
@@ -205,7 +207,7 @@ class Driver:
             self.turns.heard(key, message.turn)
         elif kind == "notice":
             self.turns.noticed(key, message.notice)
-        elif self.workforce.heard(key, message):
+        elif self.agents.heard(key, message):
             self.job.mark(Dirty.SHOWN)
         if kind == "result" and key in self.job.members.pods:
             result = message.result
@@ -215,7 +217,7 @@ class Driver:
         self.settle()
 
     def on_agent_gone(self, key: PodKey, outbox: Outbox[Any]) -> None:
-        self.workforce.detached(key, outbox)
+        self.agents.detached(key, outbox)
         self.job.mark(Dirty.SHOWN)
         self.settle()
 
@@ -370,6 +372,7 @@ class Driver:
         if job.ledger.draining and self._has_nothing and not job.ending:
             job.finish(saved=True)
         elif not job.ended.is_set():
+            self.agents.tick()
             self.workforce.tick()
             self.presence.tick()
             self.stalls.tick()
@@ -405,4 +408,4 @@ class Driver:
 
     @property
     def first_failure(self) -> Failure | None:
-        return self.workforce.first_failure or self.job.failure
+        return self.workforce.toll.first_failure or self.job.failure

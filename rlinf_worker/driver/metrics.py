@@ -31,7 +31,7 @@ class DriverMetrics:
         yield counter("rlinf_job_stalls", "Workers that were replaced as nothing moved.", driver.stalls.replaced)
         yield counter("rlinf_worker_restarts", "Workers started again after a failure.", report.restarts)
         text = "Workers that met a rule of failurePolicy."
-        yield counter("rlinf_failure_rules", text, driver.workforce.rules_met, "action")
+        yield counter("rlinf_failure_rules", text, driver.workforce.toll.rules.count, "action")
         yield counter("rlinf_recoveries", "Losses after which all were back at work.", recoveries.count, "what")
         yield counter("rlinf_recovery_seconds", "From a loss until back at work.", recoveries.seconds, "what")
         yield counter("rlinf_recovery_lost_seconds", "That others waited for it.", recoveries.lost_s, "role")

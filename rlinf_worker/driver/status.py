@@ -44,8 +44,8 @@ def report(driver: Driver) -> DriverReport:
         plan_step_spread_s=measured.spread,
         goal=goal_of(job.spec),
         scheduler_away=driver.profiles.scheduler_away,
-        rulings=driver.workforce.rulings,
-        silent_agents=driver.workforce.silent_agents,
+        rulings=driver.workforce.toll.rules.standing,
+        silent_agents=driver.agents.silent,
         sequence=job.sequence,
     )
 

@@ -25,7 +25,7 @@ def test_a_worker_that_hangs_is_told_of_with_the_head_of_its_stacks(tmp_path):
     site, _ = started()
     site.job.output = Output(str(tmp_path))
     hung = agents_pb2.WorkerHung(worker="env/0", phase="step", silent_s=12.34, stacks="s" * 5000)
-    assert site.force.heard(SIM, agents_pb2.AgentMessage(hung=hung))
+    assert site.agents.heard(SIM, agents_pb2.AgentMessage(hung=hung))
     assert events(site, tmp_path) == [
         {
             "event": "hung",
@@ -41,14 +41,14 @@ def test_an_instruction_that_failed_is_told_of(tmp_path, ok, said):
     site, _ = started()
     site.job.output = Output(str(tmp_path))
     result = agents_pb2.Result(instruction_id=1, ok=ok, error="" if ok else "no room")
-    site.force.heard(SIM, agents_pb2.AgentMessage(result=result))
+    site.agents.heard(SIM, agents_pb2.AgentMessage(result=result))
     found = events(site, tmp_path)
     assert [(e["event"], e["message"]) for e in found] == [("instruction", text) for text in said]
 
 
 def test_what_a_pod_says_that_is_no_member_is_nothing():
     site, _ = started()
-    assert not site.force.heard(("sim", 9), agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
+    assert not site.agents.heard(("sim", 9), agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
     assert ("sim", 9) not in site.members.pods
 
 
@@ -57,7 +57,7 @@ def test_people_look_again_when_a_worker_has_come_into_another_phase_and_not_at_
 
     def beat(*said: tuple[str, str]) -> bool:
         progress = [agents_pb2.Progress(worker=worker, phase=phase) for worker, phase in said]
-        return site.force.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=progress)))
+        return site.agents.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=progress)))
 
     assert not beat()
     assert not beat(("env/0", "start"))
@@ -115,7 +115,7 @@ def test_the_report_says_each_fact_under_its_name():
     job, force = driver.job, driver.workforce
     job.ledger.version, job.saved, job.sequence = PolicyVersion(2, 5), (PolicyVersion(1, 4), "/c"), 8
     driver.switch.failed, driver.switch.pause_s = (7, "no room"), 0.5
-    force.restarts, force.first_failure = 6, Failure(reason="KeyError", message="k")
+    force.restarts, force.toll.first_failure = 6, Failure(reason="KeyError", message="k")
     pod = job.members.pods[SIM]
     pod.pod, pod.node, pod.attached = "j-sim-0-a1", "n7", True
     record = job.members.workers[names.WorkerId("env/0")]

@@ -14,6 +14,7 @@ def started(*listed, max_restarts=20, **more):
     policy = FailurePolicySpec.model_validate({"maxRestarts": max_restarts, "rules": list(listed)})
     site.job.spec = site.job.spec.model_copy(update={"failure_policy": policy})
     site.force = type(site.force)(site.job)
+    site.agents = type(site.agents)(site.job, site.force)
     outbox = site.attach()
     site.force.start_workers()
     told(outbox)
@@ -30,7 +31,7 @@ def test_fail_job_fails_it_with_the_rule_whatever_the_exit_code_means_else():
     assert message == said
     assert failure is not None
     assert failure.role == "env"
-    assert site.force.rules_met["FailJob"] == 1
+    assert site.force.toll.rules.count["FailJob"] == 1
 
 
 @pytest.mark.parametrize("code", [64, 70])
@@ -99,7 +100,7 @@ def test_what_is_of_the_whole_job_is_left_to_the_operator_and_the_worker_comes_b
     site.later(1)
     assert told(outbox) == [("start", "env/0", 2)]
     site.exit("env/0", 2, 3, message="second")
-    [ruling] = site.force.rulings
+    [ruling] = site.force.toll.rules.standing
     assert (ruling.action, ruling.rule, ruling.failure.message) == (action, "r", "first")
     assert site.failed == []
 
@@ -109,11 +110,11 @@ def test_a_pod_is_asked_for_until_another_attempt_of_it_comes():
     site.exit("env/0", 1, 3)
     site.later(5)
     assert told(outbox) == [], "its pod goes in this time"
-    assert [(r.action, r.failure.pod) for r in site.force.rulings] == [("RestartPod", "j-sim-0-a1")]
+    assert [(r.action, r.failure.pod) for r in site.force.toll.rules.standing] == [("RestartPod", "j-sim-0-a1")]
     site.attach()
-    assert len(site.force.rulings) == 1
+    assert len(site.force.toll.rules.standing) == 1
     site.attach(attempt=2)
-    assert site.force.rulings == ()
+    assert site.force.toll.rules.standing == ()
 
 
 def test_where_nobody_replaces_the_pod_the_worker_is_started_where_it_was():
@@ -134,7 +135,7 @@ def test_a_worker_that_is_given_up_meets_a_rule_without_codes():
 def test_a_pod_that_is_replaced_is_the_operators_count():
     site, _ = started(max_restarts=0)
     site.clock.now += 5
-    site.force.tick()
+    site.tick()
     site.attach(attempt=2)
     assert site.gone
     assert site.failed == []
@@ -143,7 +144,7 @@ def test_a_pod_that_is_replaced_is_the_operators_count():
 def test_an_agent_that_is_given_up_and_comes_back_is_counted():
     site, _ = started(max_restarts=0)
     site.clock.now += 5
-    site.force.tick()
+    site.tick()
     assert site.failed == []
     site.attach()
     [(reason, message, _)] = site.failed

@@ -83,7 +83,7 @@ def test_a_checkpoints_place_that_would_take_a_quarter_of_the_message_is_not_tol
 
 def test_a_driver_names_who_failed_first_and_where(message):
     driver = make_job().driver(Clock())
-    driver.workforce.first_failure = Failure(
+    driver.workforce.toll.first_failure = Failure(
         role="env", worker=3, pod="math-sim-1-a2", node="n7", reason="KeyError", message="'x'", exit_code=1
     )
     driver.fail("UserError", "env/3 fails again and again")

@@ -20,6 +20,7 @@ from rlinf_worker.driver import (
     routes,
     server,
     spares,
+    toll,
     turns,
     workforce,
 )
@@ -40,7 +41,8 @@ NUMBERS: dict[ModuleType, dict[str, float]] = {
     server: {"HELLO_TIMEOUT_S": 10.0, "WATCH_INTERVAL_S": 1.0},
     spares: {"STOP_GRACE_S": 1.0},
     turns: {"NUMBERS_PER_DRIVER": 1 << 40},
-    workforce: {"ATTEMPTS_PER_DRIVER": 1000, "SAME_DEATHS": 3},
+    toll: {"SAME_DEATHS": 3},
+    workforce: {"ATTEMPTS_PER_DRIVER": 1000},
 }
 
 

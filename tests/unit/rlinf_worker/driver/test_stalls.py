@@ -39,7 +39,7 @@ def says(world: World, worker: str, **progress: Any) -> None:
     record = world.driver.job.members.workers[WorkerId(worker)]
     said = agents_pb2.Progress(worker=worker, phase="step", **progress)
     beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said]))
-    world.driver.workforce.heard(record.placed.pod, beat)
+    world.driver.agents.heard(record.placed.pod, beat)
 
 
 def all_say(world: World, **progress: Any) -> None:

@@ -47,7 +47,7 @@ def test_it_is_tried_again_within_the_jobs_bound_and_named_at_its_end():
     [(reason, message, failure)] = site.failed
     assert reason == "TooManyRestarts"
     assert message.endswith(f"maxRestarts=3 allows; the last was env/0: {NO_CARD}")
-    assert failure is site.force.first_failure
+    assert failure is site.force.toll.first_failure
 
 
 @pytest.mark.parametrize("reason", ["CheckpointUnreadable", "CheckpointUnwritable"])

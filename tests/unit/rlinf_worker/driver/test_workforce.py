@@ -9,6 +9,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker import clock
+from rlinf_worker.driver.agents import Agents
 from rlinf_worker.driver.job import Dirty
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
 from rlinf_worker.driver.sessions import Refuse
@@ -30,10 +31,15 @@ class Site:
         self.failed: list[tuple[str, str, Failure | None]] = []
         self.job.fail = self._fail  # type: ignore[method-assign]
         self.force = Workforce(self.job)
+        self.agents = Agents(self.job, self.force)
         self._gone: list[tuple[str, str]] = []
 
     def _fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
         self.failed.append((reason, message, failure))
+
+    def tick(self) -> None:
+        self.agents.tick()
+        self.force.tick()
 
     @property
     def gone(self) -> list[tuple[str, str]]:
@@ -45,7 +51,7 @@ class Site:
 
     @property
     def silent(self) -> list[str]:
-        return list(self.force.silent_agents)
+        return list(self.agents.silent)
 
     def attach(
         self, key: tuple[str, int] = SIM, *, attempt: int = 1, workers: dict[str, int] | None = None
@@ -54,7 +60,7 @@ class Site:
         pod = f"j-{key[0]}-{key[1]}-a{attempt}"
         outbox = Outbox[Any]()
         hello = agents_pb2.Hello(pod=pod, pool=key[0], ordinal=key[1], attempt=attempt, workers=states)
-        self.force.attach(hello, outbox)
+        self.agents.attach(hello, outbox)
         return outbox
 
     def exit(
@@ -66,10 +72,10 @@ class Site:
             reason=reason or "ExitCode",
         )  # fmt: skip
         exited = agents_pb2.WorkerExited(worker=worker, attempt=attempt, exit_code=code, asked=asked, failure=failure)
-        self.force.heard(SIM, agents_pb2.AgentMessage(exited=exited))
+        self.agents.heard(SIM, agents_pb2.AgentMessage(exited=exited))
 
     def beat(self, key: tuple[str, int] = SIM) -> None:
-        self.force.heard(key, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
+        self.agents.heard(key, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat()))
 
     def later(self, seconds: float, *, beating: bool = True) -> None:
         while seconds > 0:
@@ -78,7 +84,7 @@ class Site:
             for key, pod in self.members.pods.items():
                 if beating and pod.attached:
                     self.beat(key)
-            self.force.tick()
+            self.tick()
             self.force.start_workers()
 
     def record(self, worker: str) -> WorkerRecord:
@@ -189,10 +195,10 @@ def test_an_exit_that_was_asked_for_is_no_failure_and_what_an_older_life_says_is
 def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
     site, _ = started()
     site.clock.now += 3.9
-    site.force.tick()
+    site.tick()
     assert site.gone == []
     site.clock.now += 0.2
-    site.force.tick()
+    site.tick()
     assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")]
     assert not site.members.pods[SIM].attached
 
@@ -200,7 +206,7 @@ def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
 def test_a_driver_that_stood_still_does_not_take_its_own_silence_for_that_of_others():
     site, _ = started()
     site.clock.now += 8.0
-    site.force.tick()
+    site.tick()
     assert site.gone == []
     site.later(4.1, beating=False)
     assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is silent")], "it is silent after all"
@@ -208,23 +214,23 @@ def test_a_driver_that_stood_still_does_not_take_its_own_silence_for_that_of_oth
 
 def test_nor_do_streams_that_broke_before_it_stood_still_lose_their_time_to_come_back():
     site, outbox = started()
-    site.force.detached(SIM, outbox)
+    site.agents.detached(SIM, outbox)
     site.clock.now += 8.0
-    site.force.tick()
+    site.tick()
     assert site.gone == []
 
 
 def test_a_broken_agent_has_its_time_to_come_back():
     site, outbox = started()
-    site.force.detached(SIM, outbox)
+    site.agents.detached(SIM, outbox)
     site.later(1.4)
     again = site.attach(workers={"env/0": 1})
     site.later(1.4)
     assert site.gone == []
     assert told(again) == []
-    site.force.detached(SIM, outbox)  # the older connection ends late
+    site.agents.detached(SIM, outbox)  # the older connection ends late
     assert site.members.pods[SIM].attached
-    site.force.detached(SIM, again)
+    site.agents.detached(SIM, again)
     site.later(1.6)
     assert site.gone == [("env/0", "the agent of pod j-sim-0-a1 is gone")]
 
@@ -318,7 +324,7 @@ def test_a_worker_that_its_agent_gives_longer_to_start_is_given_that_by_the_driv
     def starting_for(seconds):
         for _ in range(seconds):
             starting = agents_pb2.Progress(worker="env/0", phase="start", deadline_s=180.0)
-            site.force.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[starting])))
+            site.agents.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[starting])))
             site.later(1)
 
     starting_for(182)
@@ -335,7 +341,7 @@ def test_a_worker_whose_slots_had_to_be_freed_first_has_its_whole_time_to_start(
 
     def heard(**progress):
         said = agents_pb2.Progress(worker="env/0", **progress)
-        site.force.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said])))
+        site.agents.heard(SIM, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said])))
 
     for _ in range(44):
         heard(phase="waits for its slots")
@@ -371,8 +377,8 @@ def test_how_long_a_worker_has_been_quiet_is_kept():
     site, _ = started()
     progress = agents_pb2.Progress(worker="env/0", phase="step", age_s=12.4)
     beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[progress]))
-    assert site.force.heard(SIM, beat)
-    assert not site.force.heard(SIM, beat), "no change, nothing to show"
+    assert site.agents.heard(SIM, beat)
+    assert not site.agents.heard(SIM, beat), "no change, nothing to show"
     assert site.record("env/0").silent_s == 12.4
 
 
@@ -382,7 +388,7 @@ def test_only_an_agent_that_obeyed_a_driver_before_this_one_tells_of_that_ones_l
     site = Site(driver_attempt=2)
     hello = agents_pb2.Hello(pod="j-sim-0-a1", pool="sim", ordinal=0, attempt=1, driverless_s=3.0)
     hello.highest_driver_attempt = obeyed
-    site.force.attach(hello, Outbox[Any]())
+    site.agents.attach(hello, Outbox[Any]())
     assert [known.who for known in site.force.recoveries.under_way] == (["driver"] if lost else [])
     assert all(known.since == site.clock.now - 3.0 for known in site.force.recoveries.under_way)
 
@@ -408,7 +414,7 @@ def attached(**job: Any) -> tuple[Site, dict[tuple[str, int], Outbox[Any]]]:
 
 def test_an_agent_that_stays_away_is_told_to_be_silent_until_it_is_back():
     site, outboxes = attached(envs=1)
-    site.force.detached(SIM, outboxes[SIM])
+    site.agents.detached(SIM, outboxes[SIM])
     site.later(59)
     site.job.take_marks()
     site.later(2)
@@ -439,10 +445,10 @@ def test_an_agent_that_a_new_driver_never_heard_is_told_too_as_it_may_have_been_
 def test_where_most_of_several_are_silent_none_is_told_as_the_driver_itself_may_be_cut_off():
     site, outboxes = attached(envs=4, pods=4)
     for ordinal in range(2):
-        site.force.detached(("sim", ordinal), outboxes["sim", ordinal])
+        site.agents.detached(("sim", ordinal), outboxes["sim", ordinal])
     site.later(62)
     assert site.silent == ["sim-0", "sim-1"], "two of five"
-    site.force.detached(("sim", 2), outboxes["sim", 2])
+    site.agents.detached(("sim", 2), outboxes["sim", 2])
     site.later(62)
     assert site.silent == []
 
