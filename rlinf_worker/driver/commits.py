@@ -168,7 +168,7 @@ class Commits:
     def try_commit(self, step: int) -> None:
         job = self._job
         worlds = {role: len(job.members.of_role(role)) for role in job.topology.gang_roles}
-        tickets_of = partial(self._exchange.tickets_of, step)
+        tickets_of = partial(self._exchange.ends.tickets_of, step)
         committed = job.ledger.commit(step, worlds=worlds, now=job.clock(), tickets_of=tickets_of)
         if committed is not None:
             self._on_committed(committed)

@@ -32,6 +32,7 @@ from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.agents import Agents
+from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.gang import Gangs
@@ -265,7 +266,7 @@ class Driver:
             protocol=names.PROTOCOL,
             plan_revision=job.revision,
             switch_number=self.switch.number,
-            channels=self.exchange.channel_specs(),
+            channels=channel_specs(self.job),
             world=len(job.members.of_role(record.placed.role)),
             allotment=messages.allotment_to_pb(record.placed.allotment),
             flow_json=job.flow_settings.to_json(),

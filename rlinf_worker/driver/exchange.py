@@ -11,38 +11,24 @@ what goes over several, and the routes of cycles and weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, product
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
-from rlinf_api.quantities import to_bytes
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import routes as routing
+from rlinf_worker.driver.channel_specs import channel_specs
+from rlinf_worker.driver.ends import StepEnds
 from rlinf_worker.driver.flow_queue import FlowQueue
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.results import ResultsBook, Through
-from rlinf_worker.driver.steps import OpenStep, TicketsOf
-from rlinf_worker.queues.book import UnitBook
+from rlinf_worker.driver.steps import OpenStep
 from rlinf_worker.queues.expected import Wanted
-from rlinf_worker.queues.steps import OpenSteps
 from rlinf_worker.queues.together import Homes
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo, uids_of
-
-
-@dataclass(frozen=True, slots=True)
-class GangEnds:
-    """Where the units of a step end for one gang: the queue that brings its rounds, and those that join it."""
-
-    role: str
-    queues: tuple[FlowQueue, ...]
-
-    @property
-    def steps(self) -> OpenSteps:
-        return self.queues[0].core.steps
 
 
 class Exchange:
@@ -53,8 +39,7 @@ class Exchange:
         self.queues: dict[str, FlowQueue] = {}
         self.results: dict[str, ResultsBook] = {}
         self.through = Through()
-        self._gangs: tuple[GangEnds, ...] = ()
-        self._behind: dict[str, tuple[GangEnds, ...]] = {}  # by queue: whom what is put there reaches
+        self.ends = StepEnds(job, self.queues)
 
     def declare(self) -> None:
         """The job knows its channels by now."""
@@ -66,16 +51,8 @@ class Exchange:
                 queue.core.keep_together(homes[queue.spec.consumer])
             if queue.spec.joins:
                 queue.core.join(self.queues[queue.spec.joins].core)
-        topology = self._job.topology
-        ends = {gang: tuple(self.queues[end.channel] for end in topology.ends_of(gang)) for gang in topology.gangs}
-        gangs = {gang: GangEnds(gang.consumer, queues) for gang, queues in ends.items()}
-        self._gangs = tuple(gangs.values())
-        self._behind = {name: tuple(gangs[gang] for gang in topology.gangs_behind(name)) for name in self.queues}
-        for gang in self._gangs:
-            for end in gang.queues:
-                end.expected = gang.steps
-                end.core.end_here()
-        self.results = {told.channel: ResultsBook(self._job, told) for told in topology.results}
+        self.ends.declare()
+        self.results = {told.channel: ResultsBook(self._job, told) for told in self._job.topology.results}
 
     def queue(self, channel: str) -> FlowQueue:
         queue = self.queues.get(channel)
@@ -99,38 +76,26 @@ class Exchange:
         queue = self.queue(channel)
         for uid in tickets:
             entry = queue.core.book.get(uid)
-            if entry is None or self._has_begun(queue, entry.unit):
+            if entry is None or self.ends.has_begun(queue, entry.unit):
                 continue
             holder = entry.consumer
             self._end(queue, queue.core.withdraw(uid))
             if holder is not None:
                 queue.tell_superfluous(holder, entry.unit)
 
-    def _has_begun(self, source: FlowQueue, ticket: UnitInfo) -> bool:
-        """Some unit of it is on its way, or has come."""
-        if any(not gang.steps.at(ticket.age).is_empty(ticket.key) for gang in self._gangs):
-            return True
-        return any(book.is_worked_on(ticket.id) for book in self._within() if book is not source.core.book)
-
     def _end(self, queue: FlowQueue, done: Sequence[UnitInfo]) -> None:
         """Nothing more is made of these."""
         queue.tell_producers(done, kind="released")
         for unit in done:
-            for gang in self._behind[queue.spec.channel]:
+            for gang in self.ends.behind(queue.spec.channel):
                 last = gang.queues[0]
                 if queue is not last and (last.core.knows(unit.id) or last.core.has_all_of(unit)):
                     continue  # made by another before
                 for end in gang.queues:
                     end.tell_producers(end.core.end(unit), kind="released")
-            over = [ticket for ticket in unit.of_tickets if self._is_over(unit.age, ticket)]
+            over = [ticket for ticket in unit.of_tickets if self.ends.is_over(unit.age, ticket)]
             for any_queue in self.queues.values():
                 any_queue.tickets.end(UnitId(unit.branch, ticket) for ticket in over)
-
-    def _is_over(self, age: Age, ticket: str) -> bool:
-        """Filters have ended all of it, wherever it was to come."""
-        steps = [gang.steps.at(age) for gang in self._gangs]
-        waiting = [step for step in steps if ticket in step.wanted]
-        return bool(waiting) and all(step.has_all(ticket) and step.is_empty(ticket) for step in waiting)
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
         """Everything a worker holds on its next connection; what it was told may have been lost with its last stream
@@ -141,7 +106,7 @@ class Exchange:
             if unit.age <= over or not queue.core.restore_held(worker, unit):
                 queue.tell_superfluous(worker, unit)
             if unit.age > over:
-                self._is_made_again(unit)  # where this driver is another, it hands its tickets out anew
+                self.ends.made_again(unit)  # where this driver is another, it hands its tickets out anew
         for made in hello.produced:
             self.announced(made.channel, [made.unit], producer=worker, after=over)
         for queue in self.queues.values():
@@ -211,48 +176,6 @@ class Exchange:
             queue.core.consumers.ranked = [w.placed.id for w in self._members.of_role(queue.spec.consumer)]
         self._routes.resize(self._wanted_routes())
 
-    def channel_specs(self) -> list[pb.ChannelSpec]:
-        """Every channel, with the sizes of the plan in force; a producer's capacity is its share of the channel's."""
-        topology, placement = self._job.topology, self._job.placement
-        specs = []
-        for cycle in topology.cycles:
-            plan = placement.channel(cycle.channel)
-            specs.append(
-                pb.ChannelSpec(
-                    name=cycle.channel,
-                    mode="Cycle",
-                    producer=cycle.asker,
-                    consumer=cycle.answerer,
-                    micro_batch=plan.micro_batch,
-                    depth=plan.depth,
-                    stages=placement.stages.get(cycle.roles, 0),
-                    payload=cycle.question,
-                    answers=cycle.answer,
-                )
-            )
-        for weights in topology.weights:
-            name, producer, consumer = weights.channel, weights.producer, weights.consumer
-            specs.append(pb.ChannelSpec(name=name, mode="Weights", producer=producer, consumer=consumer))
-        for queue in (*topology.queues, *topology.results):
-            plan = placement.channel(queue.channel)
-            producers = max(1, len(self._members.of_role(queue.producer)))
-            specs.append(
-                pb.ChannelSpec(
-                    name=queue.channel,
-                    mode="Queue",
-                    producer=queue.producer,
-                    consumer=queue.consumer,
-                    micro_batch=plan.micro_batch,
-                    depth=plan.depth,
-                    capacity_units=max(1, plan.capacity.units // producers),
-                    capacity_bytes=max(1, to_bytes(plan.capacity.bytes) // producers),
-                    rounds=queue.rounds,
-                    payload=queue.payload,
-                    until_commit=not queue.consumer or any(queue in topology.ends_of(gang) for gang in topology.gangs),
-                )
-            )
-        return specs
-
     # --- routes -------------------------------------------------------------------------------------------------------
     def update_routes(self, moved: Collection[WorkerId] | None = None) -> None:
         """`moved`: of whom there is news; None: of anybody."""
@@ -269,21 +192,14 @@ class Exchange:
     # --- what the flow says -------------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Sequence[UnitInfo], *, wanted: Wanted) -> None:
         """`wanted`: of each unit's key, how many units come of it."""
-        ends = [end.core for gang in self._behind[channel] for end in gang.queues]
-        for end, age in product(ends, {unit.age for unit in units}):
-            end.steps.at(age).expect(wanted)
+        ends = self.ends.expect(channel, {unit.age for unit in units}, wanted)
         self.queue(channel).tickets.put(units, ends=ends)
 
     def open_step(self, entry: OpenStep) -> None:
         """The flow has said all of it."""
-        age = Age(entry.branch, entry.number)
-        for gang in self._gangs:
-            for end in gang.queues:
-                end.core.steps.at(age).open(entry.part(gang.role).wanted)
-            for end in gang.queues:
-                end.look_at(age)
+        self.ends.open(entry)
         for results in self.results.values():
-            results.look_at(age)
+            results.look_at(Age(entry.branch, entry.number))
 
     def close_step(self, step: int, *, branch: int) -> None:
         upto = Age(branch, step)
@@ -313,73 +229,16 @@ class Exchange:
             news = queue.core.book.take_turned()
             turned |= news if not queue.core.is_end else {}
         for unit in chain.from_iterable(queue.core.take_again() for queue in self.queues.values()):
-            self._is_made_again(unit)
-        if not turned:
-            return
-        within = self._within()
-        for ticket, age in turned.items():
-            sealed = not any(book.is_worked_on(ticket) for book in within)
+            self.ends.made_again(unit)
+        for ticket, age, sealed in self.ends.seal(turned):
             self.through.seal(age, ticket.key, sealed=sealed)
-            for end in self._ends():
-                end.core.steps.at(age).seal(ticket.key, sealed=sealed)
-        if self.results:
+        if turned and self.results:
             self._job.changed.set()  # the flow may wait for them
 
-    def _within(self) -> list[UnitBook]:
-        """Where more may be made of what is there."""
-        return [queue.core.book for queue in self.queues.values() if not queue.core.is_end]
-
-    def _ends(self) -> Iterator[FlowQueue]:
-        return chain.from_iterable(gang.queues for gang in self._gangs)
-
-    def _is_made_again(self, unit: UnitInfo) -> None:
-        for end in self._ends():
-            end.core.steps.at(unit.age).again(unit.of_tickets)
-
     # --- looking in ---------------------------------------------------------------------------------------------------
-    def tickets_of(self, step: int, gang: str) -> TicketsOf:
-        """Of a unit of that step, by its key, as the gang's queue knows it."""
-        age = self._age_of(step)
-        return next(ends for ends in self._gangs if ends.role == gang).steps.at(age).tickets_of
-
-    def _age_of(self, step: int) -> Age:
-        entry = self._job.ledger.get(step)
-        return Age(entry.branch if entry is not None else 0, step)
-
-    def waiting_for(self, step: int) -> list[str]:
-        """Of an open step, for messages: tickets of which units are to come, and units that have not reached a rank."""
-        return list(dict.fromkeys(key for gang in self._gangs for key in gang.steps.waiting_for(step)))
-
-    def short(self, step: int) -> list[tuple[str, int, int]]:
-        """Tickets of which fewer units came than the flow said, though whoever worked on them is through: (key, units
-        that came or were dropped, units)."""
-        age, within = self._age_of(step), self._within()
-        known = [found for gang in self._gangs if (found := gang.steps.of(age)) is not None]
-        return [
-            (ticket, units - found.missing(ticket), units)
-            for found in known
-            for ticket in found.incomplete()
-            if (units := found.wanted[ticket]) is not None
-            and not any(book.is_worked_on(UnitId(age.branch, ticket)) for book in within)
-        ]
-
-    def holders(self, step: int) -> list[WorkerId]:
-        """Who has in hand what the step waits for, in the order of what waits longest."""
-        found: dict[WorkerId, None] = {}
-        age = self._age_of(step)
-        waited = {
-            ticket
-            for gang in self._gangs
-            for key in gang.steps.waiting_for(step)
-            for ticket in gang.steps.at(age).tickets_of(key)
-        }
-        for queue in self.queues.values():
-            found |= dict.fromkeys(queue.core.book.consumers_of(waited))
-        return list(found)
-
     def full(self) -> list[str]:
         """Producers that keep their share of a channel of one step, in words."""
-        specs = (spec for spec in self.channel_specs() if spec.name in self.queues)
+        specs = (spec for spec in channel_specs(self._job) if spec.name in self.queues)
         return [words for spec in specs for words in self.queues[spec.name].full(spec)]
 
     def measured(self) -> dict[str, Measured]:

@@ -105,7 +105,7 @@ class Notices:
         limit = max(job.settings.step_notice_min_s, job.settings.step_notice_factor * usual)
         for step in job.ledger.open_steps[:1]:
             if now - step.opened_at > limit:
-                waiting = exchange.waiting_for(step.number)
+                waiting = exchange.ends.waiting_for(step.number)
                 phrase = f"step {step.number} has run for {now - step.opened_at:.0f} s (usual {usual:.1f} s)"
                 phrases.append(phrase + (f", waiting for units {', '.join(waiting[:5])}" if waiting else ""))
                 phrases.extend(exchange.full()[:3])

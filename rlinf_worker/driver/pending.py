@@ -18,6 +18,7 @@ from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.channels import messages
 from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.changes import Changes
+from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.job import Job
@@ -182,7 +183,7 @@ class WorkerPlans:
     def tell(self, number: int) -> None:
         """The sizes of the plan in force, to all that are there."""
         job, self._number = self._job, number
-        specs = self._exchange.channel_specs()
+        specs = channel_specs(self._job)
         for wid, record in job.members.workers.items():
             if record.present and wid in job.sessions.workers:
                 self._owing[wid] = record.attempt

@@ -67,7 +67,7 @@ class Stalls:
             self.words = f"all workers have waited for {still_s:.0f} s: the flow has not said {what}"
             return
         is_heard = all(w.silent_s < FRESH_S for w in workers)
-        if short := self._exchange.short(step.number):
+        if short := self._exchange.ends.short(step.number):
             self.words = _never(step.number, *short[0])
             if still_s > deadline and is_heard:
                 job.fail(Reason.USER_ERROR, self.words)
@@ -95,7 +95,7 @@ class Stalls:
     def _blocking(self, step: int) -> list[WorkerRecord]:
         """Who holds what the step waits for, else who has stood still for longest: at least one."""
         workers = self._job.members.workers
-        holders = [workers[wid] for wid in self._exchange.holders(step) if wid in workers]
+        holders = [workers[wid] for wid in self._exchange.ends.holders(step) if wid in workers]
         return (holders or sorted(workers.values(), key=lambda w: -w.still_s))[:MAX_NAMED]
 
     def _replace(self, record: WorkerRecord, still_s: float) -> None:

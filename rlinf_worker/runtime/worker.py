@@ -69,6 +69,36 @@ class RoleReturned(RetryableError):
     """Whoever returns early is started again, as whoever raises: the units that it was to make are missing."""
 
 
+async def _listen(
+    me: WorkerIdentity,
+    identity: Identity,
+    *,
+    certificates: LinkCertificates | None,
+    settings: LinkSettings,
+    admit: Admit,
+) -> Listener:
+    """At its slot's port; where another worker of the same lease set has that, at any other: peers are told."""
+    for port in dict.fromkeys((me.data_port, 0)):
+        try:
+            return await Listener.open(
+                identity,
+                pod_uid=me.pod_uid,
+                run_dir=me.run_dir,
+                shm_dir=me.shm_dir,
+                host=me.pod_ip or None,
+                port=port,
+                tls=certificates.listening() if certificates else None,
+                admit=admit,
+                settings=settings,
+                pool=me.pool,
+            )
+        except UserError as error:
+            if port == 0:
+                raise
+            logger.debug("port taken, using any", extra={"port": port, "error": str(error)})
+    raise InvariantBroken("a worker has no port to listen at")
+
+
 class Worker:
     """`await Worker(...).run()` returns the exit code, or raises what ended the worker."""
 
@@ -162,9 +192,10 @@ class Worker:
         me, loop = self.identity, asyncio.get_running_loop()
         identity = Identity(job=me.job_uid, worker=me.worker, attempt=me.attempt)
         admitted: list[PeerLinks] = []
-        listener = await self._listen(
-            identity, admit=lambda peer, shown: admitted[0].admit(peer, shown) if admitted else None
-        )
+        listener = await _listen(
+            me, identity, certificates=self._certificates, settings=self._link_settings,
+            admit=lambda peer, shown: admitted[0].admit(peer, shown) if admitted else None,
+        )  # fmt: skip
         peers = PeerLinks(listener, certificates=self._certificates, on_fatal=self.fail)
         admitted.append(peers)
         self.host = Host(
@@ -220,29 +251,6 @@ class Worker:
             await self._agent.open()
             helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
         helpers.append(loop.create_task(self.driver.run(), name="the driver"))
-
-    async def _listen(self, identity: Identity, *, admit: Admit) -> Listener:
-        """At its slot's port; where another worker of the same lease set has that, at any other: peers are told."""
-        me = self.identity
-        for port in dict.fromkeys((me.data_port, 0)):
-            try:
-                return await Listener.open(
-                    identity,
-                    pod_uid=me.pod_uid,
-                    run_dir=me.run_dir,
-                    shm_dir=me.shm_dir,
-                    host=me.pod_ip or None,
-                    port=port,
-                    tls=self._certificates.listening() if self._certificates else None,
-                    admit=admit,
-                    settings=self._link_settings,
-                    pool=me.pool,
-                )
-            except UserError as error:
-                if port == 0:
-                    raise
-                logger.debug("port taken, using any", extra={"port": port, "error": str(error)})
-        raise InvariantBroken("a worker has no port to listen at")
 
     async def _work(self, helpers: list[asyncio.Task[Any]]) -> None:
         role_task = asyncio.get_running_loop().create_task(self._run_role(), name=f"role {self.identity.role}")

@@ -16,8 +16,8 @@ from typing import Final, Self
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_worker import __main__ as program
+from rlinf_worker.driver.agents import Agents
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.workforce import Workforce
 from rlinf_worker.settings import Settings
 
 LATE_NS: Final = int(1e9 * Settings().heartbeat_interval_s)
@@ -47,15 +47,15 @@ class Tally:
 
 
 def main(path: Path) -> int:
-    tally, hear = Tally.of(path), Workforce.heard
+    tally, hear = Tally.of(path), Agents.heard
 
-    def heard(self: Workforce, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
+    def heard(self: Agents, key: PodKey, message: agents_pb2.AgentMessage) -> bool:
         changed = hear(self, key, message)
         if message.HasField("heartbeat"):
             tally.add(message.heartbeat.sequence)
         return changed
 
-    Workforce.heard = heard  # type: ignore[method-assign]  # the program itself counts no beats
+    Agents.heard = heard  # type: ignore[method-assign]  # the program itself counts no beats
     return program.main(["driver"])
 
 

@@ -11,6 +11,7 @@ from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
@@ -195,7 +196,7 @@ def test_a_unit_that_is_held_survives_its_producer(site):
     site.exchange.queue("segments").core.consumers.credit(WorkerId("env/0"), 1)
     site.exchange.match()
     assert site.told("env/0") == []
-    assert site.exchange.waiting_for(1) == ["env:1@1"]
+    assert site.exchange.ends.waiting_for(1) == ["env:1@1"]
 
 
 def test_what_a_living_peer_keeps_and_a_consumer_could_not_fetch_is_handed_out_again(site):
@@ -301,7 +302,7 @@ def test_what_a_stream_lost_is_said_again_on_the_next_hello(site):
 
 def test_workers_are_told_of_every_channel_with_its_sizes_and_each_producer_of_its_share():
     site = Site(Topology(cycles=(ACTIONS,), queues=(SEGMENTS, TRAJECTORIES), weights=(WEIGHTS,)))
-    cycle, weights, segments, trajectories = site.exchange.channel_specs()
+    cycle, weights, segments, trajectories = channel_specs(site.job)
     assert cycle == pb.ChannelSpec(
         name="actions", mode="Cycle", producer="env", consumer="rollout", micro_batch=1, depth=2
     ), "no plan says stages: who asks goes by its own"
@@ -313,7 +314,7 @@ def test_workers_are_told_of_every_channel_with_its_sizes_and_each_producer_of_i
     queue.producer, queue.consumer, queue.micro_batch, queue.rounds, queue.until_commit = "env", "actor", 2, True, True
     assert trajectories == queue, "of two envs, each half"
     site.job.placement = replace(site.job.placement, stages={ACTIONS.roles: 3})
-    assert site.exchange.channel_specs()[0].stages == 3
+    assert channel_specs(site.job)[0].stages == 3
 
 
 def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):

@@ -59,7 +59,7 @@ def holds_up(world: World, worker: WorkerId) -> str:
     """Has a unit in hand that the open step waits for."""
     queue = world.driver.exchange.queues["segments"].core
     step = world.driver.job.ledger.open_steps[0].number
-    key = world.driver.exchange.waiting_for(step)[0]
+    key = world.driver.exchange.ends.waiting_for(step)[0]
     entry = next(entry for entry in queue.book.entries.values() if entry.unit.key == key)
     queue.book.move(entry, UnitState.HELD, consumer=worker)
     return key
@@ -75,7 +75,7 @@ async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
     )
     ledger = world.driver.job.ledger
     for _ in range(20_000):
-        if not await world.step() and world.driver.exchange.short(ledger.committed + 1):
+        if not await world.step() and world.driver.exchange.ends.short(ledger.committed + 1):
             break
     step = ledger.committed + 1
     sentence = (

@@ -11,6 +11,7 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.channels.labels import LabelError
 from rlinf_worker.channels.payload_type import PayloadMismatch
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.flow import FlowRun
 from rlinf_worker.driver.topology import Topology
 from rlinf_worker.flows import registry
@@ -156,7 +157,7 @@ def test_a_declaration_of_payloads_goes_to_the_workers_as_it_is_and_a_wrong_one_
     run.queue("trajectories", "env", "actor", rounds=True, payload="bytes")
     run.queue("rest", "env", "actor")
     run.steps()
-    assert {spec.name: (spec.payload, spec.answers) for spec in driver.exchange.channel_specs()} == {
+    assert {spec.name: (spec.payload, spec.answers) for spec in channel_specs(driver.job)} == {
         "actions": ('{"obs":"float32[n, ...]"}', '"int"'), "trajectories": ('"bytes"', ""), "rest": ("", ""),
     }  # fmt: skip
     with pytest.raises(UserError, match=r"flow 'ppo', channel 'more': the payload of a channel .* got 'flaot'"):
