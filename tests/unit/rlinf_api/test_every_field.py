@@ -64,7 +64,7 @@ READ = {
     "failurePolicy.rules.pool": (RULES, "rule.pool == pool"),
     "failurePolicy.rules.exitCodes": (RULES, "exit_code in rule.exit_codes"),
     "failurePolicy.rules.reasons": (RULES, "kind in rule.reasons"),
-    "failurePolicy.rules.action": ("rlinf_worker/driver/workforce.py", "met.action is FailureAction.FAIL_JOB"),
+    "failurePolicy.rules.action": ("rlinf_worker/driver/toll.py", "met.action is FailureAction.FAIL_JOB"),
     "failurePolicy.rules.maxRestarts": ("rlinf_worker/driver/rules.py", "met.rule.max_restarts"),
     "failurePolicy.rules.backOffSeconds": (RULES, "rule.back_off_seconds"),
     "failurePolicy.rules.afterSeconds": (RULES, "rule.after_seconds"),
