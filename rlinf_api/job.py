@@ -206,6 +206,10 @@ class PoolSpec(Model):
 class DriverSpec(Model):
     template: Template = {}
     """PodTemplateSpec over spec.template and the operator's defaults for drivers; its container driver is ours."""
+    evictable: bool = True
+    """False: a PodDisruptionBudget keeps the driver where it is while the job is at work, and a drain of its node waits
+    for the job's end. True by default, as a node is to be freed within minutes, and another driver goes on within
+    seconds."""
 
 
 class PlacementMode(StrEnum):

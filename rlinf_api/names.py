@@ -76,6 +76,11 @@ def network_policy_name(job: str) -> str:
     return job
 
 
+def disruption_budget_name(job: str) -> str:
+    """The budget that keeps its driver from evictions."""
+    return job
+
+
 def workload_name(job: str) -> str:
     """What the job's queue is asked for."""
     return f"rljob-{job}"

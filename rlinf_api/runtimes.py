@@ -15,7 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from rlinf_api import job_rules, names, quantities, sentences, storable, unknown
 from rlinf_api.conditions import Reason
-from rlinf_api.job import RESOURCE_PATTERN, DriverSpec, Model, Name, Problem, Template, by, cel
+from rlinf_api.job import RESOURCE_PATTERN, Model, Name, Problem, Template, by, cel
 from rlinf_api.templates import overlay, with_image, without
 
 KIND: Final = "RLRuntime"
@@ -72,12 +72,17 @@ class NamedRuntimePool(RuntimePool):
     name: Name
 
 
+class RuntimeDriver(Model):
+    template: Template = {}
+    """PodTemplateSpec over the runtime's spec.template, for drivers."""
+
+
 class RLRuntimeSpec(Model):
     queue: Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")] = ""
     """Kueue's LocalQueue in a job's namespace, for jobs without the label kueue.x-k8s.io/queue-name. Empty: none."""
     template: Template = {}
     """PodTemplateSpec of all pods, under the job's spec.template: pull secrets, tolerations, a node selector."""
-    driver: DriverSpec = DriverSpec()
+    driver: RuntimeDriver = RuntimeDriver()
     """Likewise of the driver, under all that the job says of it."""
     pool_defaults: RuntimePool = RuntimePool()
     """What every pool has that the job does not say otherwise."""

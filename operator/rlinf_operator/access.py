@@ -69,6 +69,11 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         why="one per job; patched and deleted where the operator's settings say so; watched as metadata only",
     ),
     AccessRule(
+        group="policy", resource="poddisruptionbudgets", verbs=("create", "delete", "get", "list", "watch"),
+        why="of drivers that are not to be evicted (spec.driver.evictable); deleted as their jobs end; watched as "
+        "metadata only",
+    ),
+    AccessRule(
         group="", resource="configmaps", verbs=("create", "get", "list", "patch", "watch"),
         why="job.json per job; watched as metadata only, and only those labelled rlinf.io/job",
     ),

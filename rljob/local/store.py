@@ -34,7 +34,7 @@ from rljob.local.objects import Manifest, clone, merge_patch, meta, ref
 
 Subresource = Literal["", "status", "binding"]
 
-WITHOUT_STATUS = frozenset({"Secret", "ConfigMap", "Event", "Lease", "NetworkPolicy"})
+WITHOUT_STATUS = frozenset({"Secret", "ConfigMap", "Event", "Lease", "NetworkPolicy", "PodDisruptionBudget"})
 IMMUTABLE_SPEC = frozenset({"Pod", "RLPlan"})
 OWNED_BY_SERVER = (
     "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",

@@ -16,6 +16,7 @@ from tests.cluster import hungry, worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
 from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
+from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
 from tools.testcluster.waiting import until
@@ -122,6 +123,38 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
 
 
 @pytest.mark.parametrize(("victim", "attempt"), [("worker", 1), ("agent", 2)])
+def evicted(cluster: Cluster, namespace: str, name: str) -> int:
+    """The API server's answer: 201, or 429 where a budget keeps the pod."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    try:
+        cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body=body)
+    except ApiError as error:
+        return error.status
+    return 201
+
+
+def test_a_driver_that_is_not_to_be_evicted_stays_until_its_job_has_ended(
+    cluster: Cluster, plane: ControlPlane, namespace: str, paced: Paced
+):
+    job = paced.job()
+    job["spec"]["driver"] = {"evictable": False}
+    driver, _ = started(plane, namespace, job)
+    name = driver["metadata"]["name"]
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+
+    def is_counted() -> bool:
+        [budget] = cluster.api.get(path)["items"]
+        status = budget.get("status") or {}
+        return (status.get("expectedPods"), status.get("disruptionsAllowed")) == (1, 0)
+
+    until(is_counted, what="the budget to have counted the driver", timeout_s=NAMED_S)
+    assert evicted(cluster, namespace, name) == 429
+    paced.go()
+    plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=COMPLETE_S)
+    until(lambda: not cluster.api.get(path)["items"], what="the end of the budget", timeout_s=NAMED_S)
+    assert evicted(cluster, namespace, name) == 201, "what is left of it holds up no drain"
+
+
 def test_a_pod_that_runs_out_of_memory_is_named_and_the_job_goes_on(
     plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, victim: str, attempt: int
 ):

@@ -34,7 +34,7 @@ _PATH = re.compile(
 )
 KINDS = {
     "pods": "Pod", "rljobs": "RLJob", "rlplans": "RLPlan", "services": "Service", "configmaps": "ConfigMap",
-    "networkpolicies": "NetworkPolicy",
+    "networkpolicies": "NetworkPolicy", "poddisruptionbudgets": "PodDisruptionBudget",
     "secrets": "Secret", "events": "Event", "leases": "Lease",
     "workloads": "Workload", "podgroups": "PodGroup",
     "resourceflavors": "ResourceFlavor", "workloadpriorityclasses": "WorkloadPriorityClass",

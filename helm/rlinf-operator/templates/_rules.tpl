@@ -16,6 +16,8 @@
 - {apiGroups: [""], resources: [services], verbs: [create, get, list, watch]}
 # one per job; patched and deleted where the operator's settings say so; watched as metadata only
 - {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, delete, get, list, patch, watch]}
+# of drivers that are not to be evicted (spec.driver.evictable); deleted as their jobs end; watched as metadata only
+- {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [create, delete, get, list, watch]}
 # job.json per job; watched as metadata only, and only those labelled rlinf.io/job
 - {apiGroups: [""], resources: [configmaps], verbs: [create, get, list, patch, watch]}
 # certificates of jobs: written, never read, listed or watched; their owner takes them along

@@ -13,9 +13,10 @@ is read live, writes go to the API server and show in the next read.
 What a decision may rest on (docs/adr/0004):
 
 * the RLJob: as of now. Its status holds the numbers that fence (attempt, life, restarts), so no copy of it is trusted;
-* pods, plans, Service, NetworkPolicy, ConfigMap: as of the last watch event, and never older than this process' own
-  last write; of an object whose last write failed and may be done all the same, as of now: a pod that was made so,
-  and that no watch has brought yet, would pass for one that vanished, and be replaced and counted as a loss;
+* pods, plans, Service, NetworkPolicy, PodDisruptionBudget, ConfigMap: as of the last watch event, and never older than
+  this process' own last write; of an object whose last write failed and may be done all the same, as of now: a pod that
+  was made so, and that no watch has brought yet, would pass for one that vanished, and be replaced and counted as a
+  loss;
 * whether the cluster has kinds of others (Kueue's Workload, PodGroup) at all: as of the last list, half a minute old at
   most;
 * what a copy does not have may only be late: `get` asks the API server then, unless the caller is content with the
@@ -45,11 +46,13 @@ from rlinf_operator.clients.refusals import Refusals
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
-CACHED: Final = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload", "PodGroup")
+CACHED: Final = (
+    "RLPlan", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "Workload", "PodGroup",
+)  # fmt: skip
 OPTIONAL: Final = frozenset({"Workload", "PodGroup"})
 """Kinds of others, which a cluster may lack."""
 MOST_DOUBTS: Final = 16_384  # all pods of a thousand jobs and half as many; the oldest is of a job that nobody reads
-_METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "ConfigMap"})
+_METADATA_ONLY: Final = frozenset({"Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"})
 _INDEXED: Final = {"Pod": (names.LABEL_JOB_UID,), "RLPlan": (names.LABEL_JOB,)}
 
 

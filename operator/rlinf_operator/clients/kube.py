@@ -58,6 +58,7 @@ RESOURCES: Final = {
     "Pod": ("v1", "pods"),
     "Service": ("v1", "services"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "ConfigMap": ("v1", "configmaps"),
     "Secret": ("v1", "secrets"),
     "Event": ("v1", "events"),

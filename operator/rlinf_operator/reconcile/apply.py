@@ -2,8 +2,8 @@
 
 The order is what makes a crash between any two writes harmless (docs: places.py, restart.py):
 
-1. questions (RequestPlan, Prepare/Commit) and the queue's order beside Service, NetworkPolicy and Secrets; then the
-   ConfigMap, whose existence says that the Secrets exist; then the pods (creating.py: in slow start).
+1. questions (RequestPlan, Prepare/Commit) and the queue's order beside Service, NetworkPolicy, PodDisruptionBudget and
+   Secrets; then the ConfigMap, whose existence says that the Secrets exist; then the pods (creating.py: in slow start).
 2. the status, once, with the answers in it, against the resourceVersion that was read. Refused children leave lives,
    counts of pods and first attempts as they were; so do those that a large job leaves to its next pass. None in the
    pass that had a job's first plan made.
@@ -102,11 +102,12 @@ async def apply(
     goes_first = set(answers.makes_room)
     unwanted = [p for p in decision.delete_pods if not (held and p.for_successor) or p.makes_room in goes_first]
     await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
-    if decision.delete_network_policy:
-        name = names.network_policy_name(job.name)
-        await objects.delete_if_there(
-            clients.store, "NetworkPolicy", name, namespace=job.namespace, uid=decision.delete_network_policy
-        )
+    for kind, name, uid in (
+        ("NetworkPolicy", names.network_policy_name(job.name), decision.delete_network_policy),
+        ("PodDisruptionBudget", names.disruption_budget_name(job.name), decision.delete_disruption_budget),
+    ):
+        if uid:
+            await objects.delete_if_there(clients.store, kind, name, namespace=job.namespace, uid=uid)
     await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
     for name, uid in decision.delete_plans:
         await objects.delete_if_there(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
@@ -154,7 +155,7 @@ async def _create_children(decision: Decision, observed: Observed, clients: Clie
     """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
     refused: list[RLinfError]
     refused, (expire, issuer, trouble) = await _settled(
-        _write_network(decision, observed, clients.store), _certify(decision, observed, clients)
+        _write_surroundings(decision, observed, clients.store), _certify(decision, observed, clients)
     )
     refused += trouble
     if decision.write_config and not refused:
@@ -304,14 +305,17 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
         ) from error
 
 
-async def _write_network(decision: Decision, observed: Observed, store: ObjectStore) -> list[RLinfError]:
-    """Before any pod: a refused policy keeps pods away, as they would be open to their neighbours."""
+async def _write_surroundings(decision: Decision, observed: Observed, store: ObjectStore) -> list[RLinfError]:
+    """Before any pod: a refused policy keeps pods away, as they would be open to their neighbours, and a refused budget
+    does, as the driver could be evicted."""
     writes = []
     if decision.service is not None:
         writes.append(_create(store, decision.service, observed))
     if decision.network_policy is not None:
         exists = observed.network_policy is not None
         writes.append(_create_or_patch(store, decision.network_policy, observed, exists=exists))
+    if decision.disruption_budget is not None:
+        writes.append(_create(store, decision.disruption_budget, observed))
     return await _in_parallel(writes)
 
 

@@ -17,7 +17,7 @@ from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.edits import goal_of
 from rlinf_api.job import FailureAction, PoolStatus, RLJobSpec, SuspendedBy
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator.manifests import asking, certificates, config, metadata, network, pods
+from rlinf_operator.manifests import asking, certificates, config, disruption, metadata, network, pods
 from rlinf_operator.manifests.asking import OrderKind, QueueOrder
 from rlinf_operator.manifests.metadata import Manifest, Target
 from rlinf_operator.policies import failure, placing, queueing, restart, rules, suspend
@@ -316,6 +316,8 @@ def _write_running(
     places_ = sorted(found.create, key=lambda place: place in late)
     made = [_render(draft, spec, p, attempt=found.attempt, wanted=wanted, gate=gate) for p in places_[:PER_PASS]]
     policy, unwanted_policy = _network_policy(draft, spec)
+    needs_budget = not spec.driver.evictable and not observed.disruption_budget
+    budget = disruption.budget(observed.job) if needs_budget else None
     conflicts = tuple(
         Event(type="Warning", reason="TemplateOverridden", message=text)
         for text in sorted({text for rendered in made for text in rendered.conflicts})
@@ -344,6 +346,8 @@ def _write_running(
         service=None if observed.has_service else network.headless(observed.job),
         network_policy=policy,
         delete_network_policy=unwanted_policy,
+        disruption_budget=budget,
+        delete_disruption_budget=observed.disruption_budget if spec.driver.evictable else "",
         certificates=certified,
         renew_certificates=renew,
         write_config=config_stale or renew,

@@ -116,6 +116,7 @@ def finished(draft: Draft) -> Decision:
             message=said.message if said is not None else "",
         ),
         plan_statuses=plans.statuses_of_stopped(observed, now=now),
+        delete_disruption_budget=observed.disruption_budget,  # what is left of its driver is to be read, and no more
     )  # fmt: skip
     return status.written(draft, decision)
 

@@ -52,10 +52,13 @@ async def observe(
     if made_with is not None and made_with.spec is not None:
         manifest = runtimes.with_runtime(manifest, made_with.spec)
 
-    async def child(kind: str, name: str) -> Manifest | None:
-        found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=begun)
+    async def child(kind: str, name: str, *, is_rare: bool = False) -> Manifest | None:
+        """`is_rare`: most jobs have none, and what the copy does not have is not asked for."""
+        live = begun and not is_rare
+        found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=live)
         return found if found is not None and job.uid in objects.owner_uids(found) else None
 
+    budget = await child("PodDisruptionBudget", names.disruption_budget_name(key.name), is_rare=True)
     pods, plans, service, policy, config, queue = await asyncio.gather(
         store.list("Pod", namespace=key.namespace, label_selector=f"{names.LABEL_JOB_UID}={job.uid}"),
         store.list("RLPlan", namespace=key.namespace, label_selector=f"{names.LABEL_JOB}={key.name}"),
@@ -79,6 +82,7 @@ async def observe(
         plans=tuple(view for view, _ in views),
         has_service=service is not None,
         network_policy=_policy(policy),
+        disruption_budget=budget["metadata"]["uid"] if budget is not None else "",
         config=_config(config),
         driver=DriverView(attempt=heard[0], report=heard[1], silent_s=heard[2]) if heard else None,
         unknown=left_out,

@@ -72,6 +72,8 @@ class Observed:
     plans: tuple[PlanView, ...] = ()
     has_service: bool = False
     network_policy: PolicyView | None = None
+    disruption_budget: str = ""
+    """Uid of the one that keeps its driver from evictions; empty: there is none."""
     config: ConfigView | None = None
     driver: DriverView | None = None
     unknown: tuple[str, ...] = ()
@@ -180,6 +182,9 @@ class Decision:
     network_policy: Manifest | None = None
     """Missing, or it says something else: created, or patched."""
     delete_network_policy: str = ""
+    """Uid of one that is not wanted any more."""
+    disruption_budget: Manifest | None = None
+    delete_disruption_budget: str = ""
     """Uid of one that is not wanted any more."""
     certificates: tuple[str, ...] = ()
     """Parts that must have a certificate; one that exists is kept."""

@@ -48,6 +48,7 @@ READ = {
     "pools.template": (PODS, "pool.template"),
     "template": (PODS, "spec.template"),
     "driver.template": (PODS, "spec.driver.template"),
+    "driver.evictable": ("operator/rlinf_operator/reconcile/decide.py", "spec.driver.evictable"),
     "placement.mode": (INITIAL, "spec.placement.mode"),
     "placement.pin": ("operator/rlinf_operator/reconcile/plans.py", "spec.placement.pin"),
     "checkpoint.uri": (PODS, "spec.checkpoint.uri"),

@@ -116,7 +116,7 @@ class Reads:
     """What observe reads, whole or as the cache would have kept it."""
 
     def __init__(self, objects, *, as_copies):
-        metadata_only = {"Service", "ConfigMap", "NetworkPolicy"}
+        metadata_only = {"Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"}
         self.objects = [
             copies.of(kept(o, metadata_only=o["kind"] in metadata_only), indexed=()).read()
             if as_copies and o["kind"] != "RLJob"
@@ -134,9 +134,11 @@ class Reads:
 async def objects_of_a_job():
     """All that a real pass made of one, and then what became of its pods."""
     cluster = Cluster()
-    await cluster.apply(ppo_job())
+    job = ppo_job()
+    job.spec["driver"] = {"evictable": False}
+    await cluster.apply(job)
     await cluster.settle()
-    kinds = ("RLJob", "Pod", "RLPlan", "Service", "ConfigMap", "NetworkPolicy")
+    kinds = ("RLJob", "Pod", "RLPlan", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
     objects = [obj for kind in kinds for obj in (await cluster.store.list(kind, namespace="team")).items]
     assert {obj["kind"] for obj in objects} == set(kinds)
     return copy.deepcopy(objects)

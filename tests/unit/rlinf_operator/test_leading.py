@@ -128,7 +128,17 @@ async def test_probes_look_at_each_watch_and_the_queue(world):
     assert found.probes.checks == {}
     async with found.leads() as made:
         limits = {name: check()[1] for name, check in found.probes.checks.items()}
-        kinds = ("RLPlan", "Pod", "Service", "NetworkPolicy", "ConfigMap", "Workload", "PodGroup", "RLJob")
+        kinds = (
+            "RLPlan",
+            "Pod",
+            "Service",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+            "ConfigMap",
+            "Workload",
+            "PodGroup",
+            "RLJob",
+        )
         assert limits == {f"watch of {kind}": 33.0 for kind in kinds} | {"queue": 44.0}
         made["CachedStore"].age_s = lambda: {"Pod": 1.0, "RLPlan": 2.0}
         made["KnownJobs"].behind_s = lambda: 3.0

@@ -21,7 +21,8 @@ def test_where_jobs_are_the_operator_reads_no_secret_and_no_right_is_by_name():
     assert [rule.resource for rule in in_jobs if rule.names] == []
     assert {rule.resource for rule in in_jobs} == {
         "rljobs", "rljobs/status", "rljobs/finalizers", "rlplans", "rlplans/status", "pods", "services",
-        "networkpolicies", "configmaps", "secrets", "events", "workloads", "workloads/status", "podgroups",
+        "networkpolicies", "poddisruptionbudgets", "configmaps", "secrets", "events", "workloads", "workloads/status",
+        "podgroups",
     }  # fmt: skip
 
 

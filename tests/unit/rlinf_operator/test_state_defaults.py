@@ -21,7 +21,8 @@ DEFAULTS = {
     state.PolicyView: {},
     state.DriverView: {"report": None, "silent_s": 0.0},
     state.Observed: {
-        "pods": (), "plans": (), "has_service": False, "network_policy": None, "config": None, "driver": None,
+        "pods": (), "plans": (), "has_service": False, "network_policy": None, "disruption_budget": "",
+        "config": None, "driver": None,
         "unknown": (), "trusted": (), "runtime": None, "queue": None, "progress_due": True,
     },
     state.Event: {"pod": ""},
@@ -29,7 +30,8 @@ DEFAULTS = {
     state.DeletePod: {"for_successor": False, "makes_room": "", "grace_period_s": None},
     state.Decision: {
         "request_plan": "", "highest_revision": 0, "plan_within": None, "queue": None,
-        "service": None, "network_policy": None, "delete_network_policy": "",
+        "service": None, "network_policy": None, "delete_network_policy": "", "disruption_budget": None,
+        "delete_disruption_budget": "",
         "certificates": (), "renew_certificates": False, "write_config": False, "create_pods": (),
         "late_pods": frozenset(), "later_pods": (), "delete_pods": (), "instruct": None, "adjust": None, "drain": None,
         "plan_statuses": (), "delete_plans": (),
