@@ -100,6 +100,33 @@ def test_an_engine_holds_a_lane_per_unit_and_its_tail_runs_on_few():
     assert period(problem, candidate(alone("a", 1), alone("train", 1), train=whole(4))) == 32
 
 
+def asked_an_engine(*, items, is_single, **engine):
+    """One asks (1 per unit), an engine of two lanes answers (3 per unit, so that one holds a lane for 6)."""
+    answer = role("answer", 3, service=InLanes(lanes=2), **engine)
+    return job(
+        role("ask", 1), answer, role("train", 0, service=InRounds()), items=items,
+        edges=(QueueEdge("answer", "train"),), cycles=(CycleEdge("ask", "answer", 1, ms(0), is_single=is_single),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "stages", "wanted"),
+    [
+        (asked_an_engine(items=2, is_single=True), 2, 8),  # 1 to 7, 2 to 8
+        (asked_an_engine(items=3, is_single=True), 3, 13),  # the third waits for a lane: 7 to 13
+        (asked_an_engine(items=3, is_single=False, per_batch_ms=ms(2)), 1, 3 + 2 + 9),  # one passage of a full engine
+        (asked_an_engine(items=1, is_single=False, per_batch_ms=ms(2)), 1, 1 + 2 + 6),  # of one lane
+        (asked_an_engine(items=2, is_single=True, per_batch_ms=ms(2)), 2, 9),  # once a step: 1 to 9, 2 to 8
+        (asked_an_engine(items=2, is_single=True, sizes=(2, 1)), 2, 13),  # 1 to 13, 2 to 8
+    ],
+)
+def test_an_engine_answers_as_many_questions_at_once_as_it_has_lanes(problem, stages, wanted):
+    found = candidate(alone("ask", 1), alone("answer", 1), alone("train", 1), stages=stages, train=whole(problem.items))
+    assert period(problem, found) == wanted
+    assert Bounds(problem).period_ms(found) <= wanted
+    assert isinstance(plan(problem), Found)
+
+
 def test_a_faster_pool_and_a_worker_of_several_slots_divide_all_times():
     """Two slots at scaling 0.5 are sqrt 2 as fast, the pool twice: 4 x 10 / (2 sqrt 2)."""
     problem = job(role("a", 10, slots_per_worker=2, scaling=0.5), role("b", 0), items=4)

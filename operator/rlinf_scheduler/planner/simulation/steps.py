@@ -50,10 +50,10 @@ class SimJob:
             for worker in role.workers:
                 if worker.ranks:
                     worker.start = work.start_round
-                elif role.lanes:
-                    worker.start = work.start_lanes
+                elif role.cycle is not None:
+                    worker.start = trips.start_in_lanes if role.lanes else trips.start_passage
                 else:
-                    worker.start = trips.start_passage if role.cycle is not None else work.start_batch
+                    worker.start = work.start_lanes if role.lanes else work.start_batch
 
     def begin(self) -> None:
         """Time 0 counts as the commit of the step before the first one."""

@@ -48,33 +48,57 @@ class SimTrips:
             worker.inbox.append((unit // front.items, (unit,), 0))
             self._slots.kick(worker)
 
+    # --- work at one end ----------------------------------------------------------------------------------------------
     def start_passage(self, worker: SimWorker) -> None:
-        if worker.busy or not worker.inbox:
-            return
-        role, clock = worker.role, self._clock
-        passage = worker.inbox.popleft()
-        while not passage[1] or (role.asker_feeds and role.is_front and not passage[2]):
+        if not worker.busy and self._has_question(worker):
+            self._begin(worker, worker.inbox.popleft())
+
+    def start_in_lanes(self, worker: SimWorker) -> None:
+        """An engine works on several at once: a unit holds a lane, and a passage as many as it has units."""
+        lanes = worker.role.lanes
+        while self._has_question(worker):
+            wanted = min(lanes, len(worker.inbox[0][1]))
+            if worker.free < wanted:
+                return
+            worker.free -= wanted
+            self._begin(worker, worker.inbox.popleft())
+
+    def _has_question(self, worker: SimWorker) -> bool:
+        """Behind what takes no work: last answers, and first questions of a front that feeds another role."""
+        role, inbox = worker.role, worker.inbox
+        asks_first = role.asker_feeds and role.is_front
+        while inbox:
+            passage = inbox[0]
+            if passage[1] and (passage[2] or not asks_first):
+                return True
+            inbox.popleft()
             worker.note(passage[0], 1)
-            if passage[1]:  # its first question takes no work
+            if passage[1]:
                 self._ask(worker, passage)
             else:
                 worker.asked -= 1
                 self._go_on_asking(worker)
-            if not worker.inbox:
-                return
-            passage = worker.inbox.popleft()
-        step, units, _ = passage
+        return False
+
+    def _begin(self, worker: SimWorker, passage: tuple[Any, ...]) -> None:
+        role, clock, (step, units, _) = worker.role, self._clock, passage
+        sizes, per_batch = role.size, role.per_batch
+        work = sum(sizes[unit % len(sizes)] for unit in units) if sizes else len(units)
+        if role.lanes:  # the last of them to end; what work on no unit takes is of a step's first passage
+            longest = max(sizes[unit % len(sizes)] for unit in units) if sizes else 1.0
+            work = max(work, role.lanes * longest)
+            per_batch, worker.begun = per_batch if step > worker.begun else 0.0, max(step, worker.begun)
         self._slots.occupy(worker)
         worker.note(step, 1)
-        sizes = role.size
-        work = sum(sizes[unit % len(sizes)] for unit in units) if sizes else len(units)
-        at = clock.now + (role.per_batch + role.per_item * work) * worker.factor
+        at = clock.now + (per_batch + role.per_item * work) * worker.factor
         clock.at(at, self._passage_over, worker, passage, (clock.piece, role.index, "compute", clock.now, at))
 
     def _passage_over(self, worker: SimWorker, passage: tuple[Any, ...]) -> None:
         _, units, came_from = passage
         self._slots.leave(worker)
         role = worker.role
+        if role.lanes:
+            worker.free += min(role.lanes, len(units))
         cycle = role.cycle
         assert cycle is not None
         if role.is_front:
