@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from rlinf_api.errors import InvariantBroken
 from rlinf_api.job import PlacementMode
 from rlinf_scheduler.planner import search
 from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.infeasible import Infeasible
 from tools.prove.problems import of_entry
+from tools.resumable import Line
 from tools.workloads import entries
 
 CASES: Final = tuple(name for name, entry in sorted(entries().items()) if "paper" in entry)
@@ -31,23 +33,24 @@ SAYS: Final = {"paper-cpu-simulator": {"temporal": "temporal", "hybrid": "spatia
 it calls hybrid has policy and trainer side by side, what it calls temporal these two in turns."""
 
 
-def one(seed: int) -> dict[str, Any]:
+def one(seed: int) -> Line:
     name = CASES[seed]
     entry = entries()[name]
     problem = of_entry(entry)
     asked = {"chosen": problem} | {word: replace(problem, mode=mode) for word, mode in MODES.items()}
     found = {word: search.plan(of_mode) for word, of_mode in asked.items()}
     fits = {word: answer for word, answer in found.items() if not isinstance(answer, Infeasible)}
-    line: dict[str, Any] = {"seed": seed, "name": name, "ok": False, "paper_s": entry["paper"]}
-    if "chosen" not in fits:
-        return line
+    if fits.keys() != found.keys():
+        raise InvariantBroken(f"case {name} has room for each mode, as the paper measured them", got=f"{[*fits]} fit")
     ours = {word: answer.best.prediction.period_ms for word, answer in fits.items()}
     words = SAYS.get(name, {word: word for word in ("temporal", "spatial", "hybrid")})
     papers = {words[word]: float(s) for word, s in entry["paper"].items() if word in words}
     chosen = mode_of(fits["chosen"].best.candidate)
     papers_choice = min(papers, key=papers.__getitem__)
     return {
-        **line,
+        "seed": seed,
+        "name": name,
+        "paper_s": entry["paper"],
         "ours_ms": {word: round(ms, 1) for word, ms in ours.items()},
         "chosen": chosen,
         "gain": round(min(ms for word, ms in ours.items() if word not in ("chosen", chosen)) / ours["chosen"], 2),
@@ -68,11 +71,11 @@ def mode_of(candidate: Candidate) -> str:
     return "hybrid" if is_parted else "temporal"
 
 
-def summary(found: Sequence[dict[str, Any]]) -> str:
+def summary(found: Sequence[Line]) -> str:
     print("| case | chosen | ms: chosen, temporal, spatial | gain | the paper's choice | its gain |")
     print("|---|---|---|---|---|---|")
     for line in found:
-        ms = ", ".join(str(line["ours_ms"].get(word, "does not fit")) for word in ("chosen", *MODES))
+        ms = ", ".join(str(line["ours_ms"][word]) for word in ("chosen", *MODES))
         said = (line["name"], line["chosen"], ms, line["gain"], line["papers_choice"], line["papers_gain"])
         print(f"| {' | '.join(map(str, said))} |")
     print("\n".join(line["why"] for line in found))

@@ -242,3 +242,4 @@ async def test_memory_that_the_start_left_is_given_back_again_and_again(world, m
     async with world().leads(), asyncio.timeout(TIMEOUT_S):
         while len(trims) < 3:
             await asyncio.sleep(0.005)
+    assert trims[:3] == ["trim"] * 3
