@@ -119,10 +119,6 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     assert [entry.split(" ")[2] for entry in job["status"]["restarts"]] == ["Infrastructure"] * (1 if apart else 2)
 
 
-# --- out of memory ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("victim", "attempt"), [("worker", 1), ("agent", 2)])
 def evicted(cluster: Cluster, namespace: str, name: str) -> int:
     """The API server's answer: 201, or 429 where a budget keeps the pod."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
@@ -155,6 +151,10 @@ def test_a_driver_that_is_not_to_be_evicted_stays_until_its_job_has_ended(
     assert evicted(cluster, namespace, name) == 201, "what is left of it holds up no drain"
 
 
+# --- out of memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("victim", "attempt"), [("worker", 1), ("agent", 2)])
 def test_a_pod_that_runs_out_of_memory_is_named_and_the_job_goes_on(
     plane: ControlPlane, cluster: Cluster, namespace: str, claim: str, victim: str, attempt: int
 ):
