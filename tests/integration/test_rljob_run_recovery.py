@@ -46,13 +46,18 @@ def checksums(run):
     return found
 
 
+def recoveries(run):
+    return [line for line in run.lines("events") if line["event"] == "recovered"]
+
+
 NOTICED_WITHIN_S = {"worker-exited": 2.0, "pod-lost": 6.0}
 """After a kill -9, by the event that the driver writes when it hears of it: of a worker, and of an agent and all."""
 
 
 def strike(run, name, number):
-    """Ends or stops one part, and waits until another has its place and steps commit again."""
-    before = len(run.lines("lineage"))
+    """Ends or stops one part, and waits until another has its place, steps commit again, and the driver has said how
+    long that took: which it says with a later step, and not at all where it is the next to be killed before."""
+    before, recovered = len(run.lines("lineage")), recoveries(run)
     run.until(lambda: run.part(name), what=f"a process of {name}")
     struck_at = time.time()
     pid = run.kill(name, number)
@@ -63,6 +68,7 @@ def strike(run, name, number):
 
     run.until(replaced, what=f"another process of {name}")
     run.until(lambda: len(run.lines("lineage")) > before + 2, what=f"steps after {number.name} to {name}")
+    run.until(lambda: len(recoveries(run)) > len(recovered), what=f"the account of {number.name} to {name}")
     kind = {"agent": "pod-lost", "driver": ""}.get(name, "worker-exited")
     if number is signal.SIGKILL and kind:
         of = [line for line in run.lines("events") if line["event"] == kind and line["time"] >= struck_at]
@@ -113,7 +119,7 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         )
         assert any(text in run.said + str(run.lines("events")) for text in noticed)
         assert [line["event"] for line in run.lines("events")].count("driver") == 2
-        recovered = [line for line in run.lines("events") if line["event"] == "recovered"]
+        recovered = recoveries(run)
         killed_in_order = ["env/0", "rollout/0", "actor/0", "pod cpu-0", "driver"]
         assert [line["who"] for line in recovered] == [*killed_in_order, "env/0"]
         assert all(0 < line["start_s"] <= line["seconds"] for line in recovered)
