@@ -212,6 +212,7 @@ ENV_POOL: Final = "RLINF_POOL"
 ENV_ORDINAL: Final = "RLINF_ORDINAL"
 ENV_SLOTS: Final = "RLINF_SLOTS"
 ENV_SLOT_RESOURCE: Final = "RLINF_SLOT_RESOURCE"
+ENV_GRACE: Final = "RLINF_GRACE_S"
 ENV_DRIVER_ADDRESS: Final = "RLINF_DRIVER_ADDRESS"
 ENV_SCHEDULER_ADDRESS: Final = "RLINF_SCHEDULER_ADDRESS"
 ENV_RUN_DIR: Final = "RLINF_RUN_DIR"
@@ -257,6 +258,7 @@ ENVIRONMENT: Final[tuple[Env, ...]] = (
     Env(ENV_ORDINAL, "manifests", "agent", "ordinal of a worker pod in its pool"),
     Env(ENV_SLOTS, "manifests", "agent", "slots of this pod"),
     Env(ENV_SLOT_RESOURCE, "manifests", "agent", "extended resource of each; empty: shares of CPU", ""),
+    Env(ENV_GRACE, "manifests", "agent", "seconds of the pod's grace, by its template; empty: unknown", ""),
     Env(ENV_DRIVER_ADDRESS, "manifests", "agent, worker", "host:port of the driver, by ordinal-stable DNS name"),
     Env(ENV_SCHEDULER_ADDRESS, "manifests", "driver", "host:port of the scheduler; empty: no profiles", ""),
     Env(ENV_RUN_DIR, "manifests", "driver, agent, worker", "sockets and last words", MOUNT_RUN),

@@ -83,10 +83,12 @@ def make_job(
     elastic: bool = False,
     flow: str = "ppo",
     critics: int = 0,
+    gpu_pods: int = 1,
 ) -> Job:
     """`pods`: of pool sim, between which the env workers are divided; rollout and actors are in pool gpu. `elastic`:
     the spec is the same for up to 4 envs per pod, 2 pods and 3 actors; envs fill pod after pod, 2 at a time. `flow`: an
-    own one is given the number of slices. `critics`: ranks of a second gang, on slots of its own."""
+    own one is given the number of slices. `critics`: ranks of a second gang, on slots of its own. `gpu_pods`: between
+    which the actors are divided, one to each."""
     per_pod = 4 if elastic else -(-envs // pods)
     gpu_slots = 4 + critics if elastic else actors + rollouts + critics
     ppo: dict[str, Any] = {"env": "CartPole-v1", "numEnvs": 2 * slices}
@@ -110,6 +112,7 @@ def make_job(
                 {
                     "name": "gpu",
                     "roles": ["rollout", "actor", *(["critic"] if critics else [])],
+                    "pods": gpu_pods,
                     "slots": {"perPod": gpu_slots},
                 },
             ],
@@ -120,12 +123,13 @@ def make_job(
     share = (2 if pods > 1 else 4) if elastic else per_pod
     slots = [f"sim/{n // share}/{n % share}" for n in range(envs)]
     policies = [f"gpu/0/{(3 if elastic else actors) + n}" for n in range(rollouts)]
+    ranks = [f"gpu/{n % gpu_pods}/{n}" for n in range(actors)]
     judges = ",".join(f"gpu/0/{gpu_slots - critics + n}" for n in range(critics))
     plan = RLPlanSpec.model_validate(
         {
             "job": {"name": "j", "uid": JOB_UID},
             "revision": revision,
-            "pools": [{"name": "sim", "pods": pods}, {"name": "gpu", "pods": 1}],
+            "pools": [{"name": "sim", "pods": pods}, {"name": "gpu", "pods": gpu_pods}],
             "workers": [
                 {"role": "env", "count": envs, "slots": ",".join(slots)},
                 {
@@ -133,7 +137,7 @@ def make_job(
                     "count": rollouts,
                     "slots": ",".join(policies),
                 },
-                {"role": "actor", "count": actors, "slots": ",".join(f"gpu/0/{n}" for n in range(actors))},
+                {"role": "actor", "count": actors, "slots": ",".join(ranks)},
                 *([{"role": "critic", "count": critics, "slots": judges}] if critics else []),
             ],
             "channels": [

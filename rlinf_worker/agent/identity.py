@@ -44,6 +44,8 @@ class PodIdentity:
     worker_log_dir: str
     termination_log: str
     slot_resource: str = ""
+    grace_s: float = 0.0
+    """The pod's, from the word to end until SIGKILL; 0: unknown."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> PodIdentity:
@@ -69,6 +71,7 @@ class PodIdentity:
             output_dir=environ.get(names.ENV_OUTPUT_DIR, ""),
             worker_log_dir=environ.get(names.ENV_WORKER_LOG_DIR, ""),
             termination_log=environ.get(names.ENV_TERMINATION_LOG, ""),
+            grace_s=_number(environ, names.ENV_GRACE) if environ.get(names.ENV_GRACE) else 0,
         )
         if (length := len(identity.socket_path.encode())) > _MAX_SOCKET_PATH:
             raise UserError(

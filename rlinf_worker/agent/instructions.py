@@ -7,7 +7,7 @@ turns are turns.py's.
 |---|---|---|
 | start | its slots are free (vacancy.py) and the process runs (under a later number, if that one has been) | error |
 | stop | its tree is gone | SIGKILL after the grace; at once where that is 0 |
-| drain | no worker is left; nothing starts any more | SIGKILL after the deadline |
+| leave | noted: an agent that was told to end does so at once | |
 | lease sets | taken over | |
 | turn | on its way to the worker, whose report is the answer | error, where it cannot be |
 | prepare, commit, abort | noted for the next hello | |
@@ -28,7 +28,6 @@ from rlinf_worker.agent.lifecycle import Start
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.agent.vacancy import Vacancy
-from rlinf_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +117,6 @@ class NewestPlan:
 class Instructions:
     def __init__(
         self,
-        settings: Settings,
         *,
         supervisor: Supervisor,
         turns: AgentTurns,
@@ -126,11 +124,12 @@ class Instructions:
         book: Book,
         tell: Callable[[agents_pb2.AgentMessage], None],
     ) -> None:
-        self._settings, self._supervisor, self._turns, self._vacancy = settings, supervisor, turns, vacancy
+        self._supervisor, self._turns, self._vacancy = supervisor, turns, vacancy
         self._book, self._tell = book, tell
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_by: dict[str, int] = {}  # worker to driver attempt
         self.plan = NewestPlan()
+        self.may_leave = asyncio.Event()  # the driver has handed over what this pod does
         self.refused = 0
 
     def take(self, instruction: agents_pb2.Instruction) -> None:
@@ -189,9 +188,8 @@ class Instructions:
                 stop = instruction.stop
                 self._vacancy.give_up(stop.worker)
                 await self._supervisor.stop(stop.worker, reason=stop.reason, grace_s=stop.grace_s)
-            case "drain":
-                grace_s = instruction.drain.deadline_s or self._settings.stop_grace_s
-                await self._supervisor.stop_all(reason="the pod is drained", grace_s=grace_s)
+            case "leave":
+                self.may_leave.set()
             case "lease_sets":
                 await asyncio.gather(*map(self._leave_alone, self._turns.adopt(instruction.lease_sets)))
             case "prepare":

@@ -6,7 +6,7 @@
 
 | ends by | workers | exit code |
 |---|---|---|
-| SIGTERM, SIGINT | stop order, grace, SIGKILL; at once by a second, later signal | 143 |
+| SIGTERM, SIGINT | work until it is handed over, stop order, grace, SIGKILL; at once by a second, later signal | 143 |
 | Refusal of the driver | the same; of a stale attempt: SIGKILL at once | the refusal's (0: job finished, 76: stale) |
 | no driver for too long (one that says "retryable" instead of a welcome is none) | the same | 75 |
 | a bug in the agent | SIGKILL | 70 |
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
@@ -46,6 +47,8 @@ from rlinf_worker.metrics_server import MetricsServer
 from rlinf_worker.spans import TURN
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.2  # how often a pod that is to end looks whether its driver is still there
 
 
 class Agent:
@@ -89,7 +92,6 @@ class Agent:
         )
         self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe)
         self._instructions = Instructions(
-            limits,
             supervisor=self._supervisor,
             turns=self._turns,
             vacancy=self._vacancy,
@@ -103,6 +105,7 @@ class Agent:
         self._first_failure: Failure | None = None
         self._first_signal_at: float | None = None
         self._signalled = asyncio.Event()
+        self._is_hurried = False
 
     # --- life -------------------------------------------------------------------------------------------------------
     async def run(self) -> Failure:
@@ -121,8 +124,10 @@ class Agent:
             attached = asyncio.create_task(self._attachment.run())
             signalled = asyncio.create_task(self._signalled.wait())
             logger.info("agent is up", extra={"pid": os.getpid(), "slots": self._identity.slots})
-            ends: list[asyncio.Future[Any]] = [attached, signalled, watch, self._supervisor.failed]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [attached, watch, self._supervisor.failed]
+            await asyncio.wait([*ends, signalled], return_when=asyncio.FIRST_COMPLETED)
+            if not any(end.done() for end in ends):
+                await self._hand_over(ends)
             for task in (watch, self._supervisor.failed):
                 if task.done():
                     task.result()  # a bug: raises
@@ -148,7 +153,26 @@ class Agent:
         if self._first_signal_at is None:
             self._first_signal_at = time.monotonic()
         elif time.monotonic() - self._first_signal_at >= self._limits.hurry_after_s:
+            self._is_hurried = True
             self._supervisor.kill_all()
+
+    async def _hand_over(self, ends: Iterable[asyncio.Future[Any]]) -> None:
+        """Told to end, it works on until its driver says that it may go: then its successor is there, and what a gang
+        has learnt is saved. Not without a driver, which nobody can wait for, and never beyond the grace."""
+        reserved_s = self._limits.stop_grace_s + self._limits.leave_reserve_s
+        deadline = time.monotonic() + self._identity.grace_s - reserved_s
+        may_leave, uplink = self._instructions.may_leave, self._attachment.uplink
+        if time.monotonic() >= deadline or not self._supervisor.held():
+            return
+        within_s = deadline - time.monotonic()
+        logger.info("the pod is to end; its work is handed over", extra={"within_s": round(within_s, 3)})
+        self._attachment.tell(agents_pb2.AgentMessage(leaving=agents_pb2.Leaving(within_s=within_s)))
+        while time.monotonic() < deadline and uplink.is_connected and not self._is_hurried:
+            if may_leave.is_set() or any(end.done() for end in ends):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await may_leave.wait()
 
     def _terminated(self) -> Failure:
         return Failure(

@@ -48,7 +48,8 @@ class Agents:
                 exit_code=names.EXIT_STALE,
             )
         if hello.attempt > pod.attempt and pod.attempt:
-            self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
+            if key not in self._lost:
+                self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
             self._workforce.toll.rules.replaced(pod.pod)
         elif key in self._lost:
             self._workforce.toll.count(f"pod {hello.pod}", "its agent was given up, and came back")
@@ -113,6 +114,14 @@ class Agents:
         """The agent's stream ended; it is lost if it does not come back within broken_agent_s."""
         if self._sessions.agents.left(key, outbox) and (pod := self._members.pods.get(key)) is not None:
             pod.attached, pod.lost_at = False, self._clock()
+
+    def let_go(self, key: PodKey, why: str) -> None:
+        """It was told to end, and may: from now on its workers are another attempt's."""
+        pod = self._members.pods[key]
+        pod.attached, pod.lost_at = False, None
+        self._job.instruct(key, leave=agents_pb2.Leave())
+        self._sessions.agents.close(key, "it leaves")  # when that has been written
+        self._lose_pod(key, why, since=None)
 
     def _lose_pod(self, key: PodKey, why: str, *, since: float | None) -> None:
         self._job.event("pod-lost", why, pool=key[0], ordinal=key[1])

@@ -75,7 +75,7 @@ class Commits:
     def __init__(
         self, job: Job, exchange: Exchange, recoveries: Recoveries, *, wants_checkpoint: Callable[[], bool]
     ) -> None:
-        """`wants_checkpoint`: whether a gang that is formed anew behind the step that commits begins on it."""
+        """`wants_checkpoint`: whether the step that commits gets one out of turn."""
         self._job, self._exchange, self._recoveries = job, exchange, recoveries
         self._wants_checkpoint = wants_checkpoint
         self.last: pb.StepCommit | None = None
@@ -196,7 +196,7 @@ class Commits:
 
     def _on_committed(self, done: Committed) -> None:
         job = self._job
-        checkpoint = done.checkpoint or (self._wants_checkpoint() and not job.ledger.open_steps)
+        checkpoint = done.checkpoint or self._wants_checkpoint()
         if self._owed_at is not None and job.clock() >= self._owed_at:
             checkpoint, self._owed_at = True, None
         message = self.last = self._message(done.step, checkpoint=checkpoint, last=done.last, seconds=done.seconds)

@@ -6,6 +6,7 @@ synchronous. It lets the parts change facts (job.py), which mark what has change
     server.py ──on_*──> Driver ──> Workforce   pods, processes, restarts
                            ├─────> Exchange    units, routes, matching
                            ├─────> Commits     steps that all ranks have done; StepLedger has the rules
+                           ├─────> HandOver    pods that were told to end, and work on until another is there
                            ├─────> Gangs       rosters, what a gang begins on
                            ├─────> DriverTurns lease sets that span pods
                            ├─────> Switch      another plan: its phases; what agents and workers know of it
@@ -36,6 +37,7 @@ from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.gang import Gangs
+from rlinf_worker.driver.handover import HandOver
 from rlinf_worker.driver.job import Dirty, Job
 from rlinf_worker.driver.members import PodKey, WorkerRecord, WorkerState
 from rlinf_worker.driver.notices import Notices, lost
@@ -80,8 +82,9 @@ class Driver:
         self.workforce = Workforce(job)
         self.agents = Agents(job, self.workforce)
         self.commits = Commits(
-            job, self.exchange, self.workforce.recoveries, wants_checkpoint=lambda: self.switch.wants_checkpoint
+            job, self.exchange, self.workforce.recoveries, wants_checkpoint=lambda: self._wants_checkpoint
         )
+        self.handover = HandOver(job, self.agents, self.commits)
         self.gangs = Gangs(job, self.exchange, self.workforce, self.commits)
         self.turns = DriverTurns(job, timers=timers)
         self.switch = Switch(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
@@ -178,6 +181,12 @@ class Driver:
         self.job.mark(Dirty.UNITS)
         self.settle()
 
+    @property
+    def _wants_checkpoint(self) -> bool:
+        """Out of turn, of the step that commits now."""
+        is_last = self.switch.wants_checkpoint and not self.job.ledger.open_steps  # before a gang is formed anew
+        return is_last or self.handover.wants_checkpoint
+
     def seal_step(self, number: int, *, state: str = "{}") -> None:
         """The flow has put everything that step `number` needs. `state`: its own by then, as JSON."""
         entry = self.job.ledger.get(number)
@@ -195,6 +204,7 @@ class Driver:
         self._check_hello(hello.job_uid, hello.highest_driver_attempt, protocol=hello.protocol)
         self.switch.learn(hello.plan)
         self.settle()  # a plan that it has seen committed comes into force before its workers are compared with it
+        self.handover.hold_off(hello)
         key = self.agents.attach(hello, outbox)
         self.turns.attached(key, hello)
         self.switch.attached(key, hello.plan)
@@ -208,6 +218,8 @@ class Driver:
             self.turns.heard(key, message.turn)
         elif kind == "notice":
             self.turns.noticed(key, message.notice)
+        elif kind == "leaving":
+            self.handover.leaves(key, within_s=message.leaving.within_s)
         elif self.agents.heard(key, message):
             self.job.mark(Dirty.SHOWN)
         if kind == "result" and key in self.job.members.pods:
@@ -324,6 +336,7 @@ class Driver:
                     self.switch.is_gang(record.placed.role)
             case "saved":
                 self.commits.on_saved(message.saved)
+                self.handover.settle()
             case "account":
                 self.commits.on_account(wid, message.account)
                 self.profiles.heard(record.placed, message.account)
@@ -374,6 +387,7 @@ class Driver:
             job.finish(saved=True)
         elif not job.ended.is_set():
             self.agents.tick()
+            self.handover.settle()
             self.workforce.tick()
             self.presence.tick()
             self.stalls.tick()

@@ -35,6 +35,8 @@ class DriverMetrics:
         yield counter("rlinf_recoveries", "Losses after which all were back at work.", recoveries.count, "what")
         yield counter("rlinf_recovery_seconds", "From a loss until back at work.", recoveries.seconds, "what")
         yield counter("rlinf_recovery_lost_seconds", "That others waited for it.", recoveries.lost_s, "role")
+        text = "Pods that were told to end, by how they went."
+        yield counter("rlinf_driver_hand_overs", text, driver.handover.outcomes, "outcome")
         yield gauge("rlinf_driver_spares", "Warm spares by what they do.", spares.counts(), "role", "state")
         yield counter("rlinf_driver_spares_taken", "Starts from a warm spare.", spares.taken, "role")
         yield gauge("rlinf_plan_revision", "Plan in force.", report.plan_revision)

@@ -26,6 +26,8 @@ STEPS = 100
 """80 s at least until `go`, 16 steps of an environment for each: longer than the deadlines of what happens meanwhile,
 also when a recovery has begun at the first step again."""
 SMALL = {"numEnvs": 2, "slices": 1, "horizon": 8, "epochs": 1, "minibatches": 1}
+CHECKPOINTS = "checkpoints"
+"""A folder of MOUNT that pods may write to."""
 FOLDERS = Path("/var/tmp")
 """Nodes see it, and a pod's user may look into it: neither holds for pytest's own folder."""
 
@@ -39,6 +41,9 @@ class Paced:
     def __enter__(self) -> Self:
         try:
             self._folder.chmod(0o755)
+            checkpoints = self._folder / CHECKPOINTS
+            checkpoints.mkdir()
+            checkpoints.chmod(0o777)  # the pods' user is not ours
             envs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": CODE}
             pods.create(self._cluster, self._namespace, envs)
             self._cluster.site_packages_volume(self._namespace, name="paced", folder=self._folder)
@@ -71,7 +76,7 @@ class Paced:
         ]
         agent["volumeMounts"] += [
             {"name": "paced-env", "mountPath": ENVS_MOUNT, "readOnly": True},
-            {"name": "paced", "mountPath": MOUNT, "readOnly": True},
+            {"name": "paced", "mountPath": MOUNT},
         ]
         template["volumes"] += [
             {"name": "paced-env", "configMap": {"name": "paced"}},

@@ -14,8 +14,9 @@ import pytest
 from rlinf_api import names
 from tests.cluster import hungry, worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
-from tests.cluster.paced import STEPS, Paced
+from tests.cluster.paced import CHECKPOINTS, STEPS, Paced
 from tests.cluster.pods import create, pod
+from tests.conformance.world import MOUNT
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
@@ -96,7 +97,9 @@ def away_from_the_driver(manifest: Manifest) -> Manifest:
 def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     plane: ControlPlane, cluster: Cluster, namespace: str, paced: Paced, component: str
 ):
-    driver, worker = started(plane, namespace, away_from_the_driver(paced.job()))
+    manifest = away_from_the_driver(paced.job())
+    manifest["spec"]["checkpoint"] = {"uri": f"file://{MOUNT}/{CHECKPOINTS}", "everySteps": 1000}
+    driver, worker = started(plane, namespace, manifest)
     node = (driver if component == "driver" else worker)["spec"]["nodeName"]
     apart = driver["spec"]["nodeName"] != worker["spec"]["nodeName"]
     began = time.monotonic()
@@ -117,6 +120,11 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     assert drained_s < DRAIN_S
     assert job["status"]["attempt"] == 2
     assert [entry.split(" ")[2] for entry in job["status"]["restarts"]] == ["Infrastructure"] * (1 if apart else 2)
+    if apart and component == "worker":
+        said = cluster.kubectl("-n", namespace, "logs", driver["metadata"]["name"])
+        assert "pod cartpole-cpu-0-a1 has handed its work over to cartpole-cpu-0-a2" in said
+        assert "training goes on from" in said, "a gang that is formed anew, on what was saved behind its last step"
+        assert "steps are made again" not in said
 
 
 def evicted(cluster: Cluster, namespace: str, name: str) -> int:

@@ -45,6 +45,7 @@ class SimAgent:
         self.frozen = False
         self.plan = NewestPlan()
         self.comes_now = False  # and not at a time when nothing else happens
+        self.may_leave = False
 
     def connect(self) -> None:
         driver, outbox = self.world.driver, Outbox[Any]()
@@ -91,6 +92,8 @@ class SimAgent:
             worker = self.world.workers.get(WorkerId(instruction.stop.worker))
             if worker is not None and worker.pod == self.key:
                 self.world.kill(worker.id, exit_code=143, asked=True)
+        elif instruction.HasField("leave"):
+            self.may_leave = True
         elif (kind := instruction.WhichOneof("kind")) in ("prepare", "commit", "abort"):
             self.plan_word(instruction, kind)
 
@@ -134,6 +137,7 @@ class World:
         self.operator_is_up = True
         self.disk_is_full = False  # where checkpoints go
         self.filtered: dict[str, str] = {}  # a slice's name -> the channel whose consumer drops its units
+        self.coming: list[SimAgent] = []  # in the place of others that have not gone yet
         self.delivered = 0
         self.log: deque[str] = deque(maxlen=60)
         self.start_driver()
@@ -236,6 +240,24 @@ class World:
             self.kill(worker.id)
         self.agents[(pool, ordinal)] = SimAgent(self, old.key, attempt=old.attempt + 1)  # knows of no plan
 
+    def evict(self, pool: str, ordinal: int = 0, *, within_s: float = 17.0) -> None:
+        """Its agent is told to end; another attempt of the pod is made beside it (`successor`)."""
+        self.agents[(pool, ordinal)].tell(leaving=agents_pb2.Leaving(within_s=within_s))
+
+    def successor(self, pool: str, ordinal: int = 0) -> None:
+        old = self.agents[(pool, ordinal)]
+        self.coming.append(SimAgent(self, old.key, attempt=old.attempt + 1))
+
+    def _come(self) -> None:
+        """Those that are welcomed take their places; who was there before has ended by then."""
+        for new in list(self.coming):
+            new.connect()
+            if new.outbox is not None:
+                self.coming.remove(new)
+                for worker in self.agents[new.key].workers():
+                    self.kill(worker.id, exit_code=143, asked=True)
+                self.agents[new.key] = new
+
     # --- time -------------------------------------------------------------------------------------------------------
     async def run(self, *, at: Mapping[int, Callable[["World"], object]] | None = None) -> None:
         """To the end of the job."""
@@ -280,6 +302,7 @@ class World:
         """No message is under way."""
         self.clock.now += seconds
         self.operate()
+        self._come()
         for agent in self.agents.values():
             if agent.outbox is None:
                 agent.connect()

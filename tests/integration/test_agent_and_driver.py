@@ -275,17 +275,19 @@ async def test_a_killed_agent_leaves_no_process(pod):
         await pods.gone(everything)
 
 
-async def test_a_drained_pod_starts_nothing_more(pod):
-    one = pod()
+async def test_a_pod_that_is_told_to_end_works_on_until_its_driver_lets_it_go(pod):
+    one = pod(environ={names.ENV_GRACE: "60"})
     async with one.driver() as driver:
         one.start(driver)
         await driver.wait("hello")
         await running(driver)
-        assert (await driver.instruct(drain=agents_pb2.Drain(deadline_s=3))).ok
-        await driver.wait("exited")
-        result = await driver.instruct(start=start(attempt=2))
-        assert not result.ok
-        assert "this pod ends" in result.error
+        os.kill(one.pid, signal.SIGTERM)
+        said = await driver.wait("leaving")
+        assert 40 < said.leaving.within_s <= 60 - 10 - 3
+        assert (await driver.instruct(leave=agents_pb2.Leave())).ok
+        exited = await driver.wait("exited")
+        assert exited.exited.asked
+        assert await one.exit_code() == names.EXIT_TERMINATED
 
 
 async def test_a_taken_metrics_port_is_a_sentence_and_worth_a_restart(pod):

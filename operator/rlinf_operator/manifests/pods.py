@@ -36,6 +36,7 @@ _WORKER_VARIABLES: Final = frozenset(
         names.ENV_ORDINAL,
         names.ENV_SLOTS,
         names.ENV_SLOT_RESOURCE,
+        names.ENV_GRACE,
         names.ENV_DRIVER_ADDRESS,
         names.ENV_SHM_DIR,
         names.ENV_CACHE_DIR,
@@ -101,11 +102,14 @@ def worker(
     job: JobMeta, spec: RLJobSpec, *, pool: str, ordinal: int, attempt: int, life: int, settings: OperatorSettings
 ) -> Rendered:
     own = spec.pool(pool)
+    wanted = pool_template(spec, own)
+    grace_s = wanted.get("spec", {}).get("terminationGracePeriodSeconds", settings.worker_grace_s)
     values = _values(job, spec, attempt=attempt, life=life, settings=settings) | {
         names.ENV_POOL: pool,
         names.ENV_ORDINAL: str(ordinal),
         names.ENV_SLOTS: str(own.slots.per_pod),
         names.ENV_SLOT_RESOURCE: own.slots.resource,
+        names.ENV_GRACE: str(grace_s),
     }
     container = _container(names.CONTAINER_AGENT, image=settings.worker_image, settings=settings) | {
         "env": _environment(values, without=_DRIVER_VARIABLES) + _runtime_environment(own),
@@ -130,7 +134,6 @@ def worker(
         | {"containers": [container], "volumes": volumes},
     }
     where = f"spec.template or spec.pools[{pool}].template" if spec.template else f"spec.pools[{pool}].template"
-    wanted = pool_template(spec, own)
     made = _merged(owned, wanted, container=names.CONTAINER_AGENT, theirs=_USERS_FIELDS, where=where)
     return replace(made, manifest=topology.placed(made.manifest, job, spec, pool=pool))
 

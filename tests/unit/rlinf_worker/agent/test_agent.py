@@ -428,6 +428,71 @@ async def test_the_same_word_twice_is_one(pod):
     assert [said.exit_code for said in pod.line.exits] == [128 + signal.SIGTERM]
 
 
+# --- work that is handed over ----------------------------------------------------------------------------------------
+def with_grace(pod: Pod, grace_s: float) -> Pod:
+    agent = cast(Any, pod.agent)
+    agent._identity = dataclasses.replace(agent._identity, grace_s=grace_s)
+    return pod
+
+
+def leaving(pod: Pod) -> list[float]:
+    return [m.leaving.within_s for m in pod.line.told if m.WhichOneof("kind") == "leaving"]
+
+
+async def told_to_end(pod: Pod) -> None:
+    await pod.up()
+    await pod.joined()
+    signal.raise_signal(signal.SIGTERM)
+    await pod.until(lambda: leaving(pod), "the word that it is to end")
+
+
+async def test_one_that_is_told_to_end_works_on_until_its_driver_lets_it_go(pod):
+    await told_to_end(with_grace(pod, 30.0))
+    [within_s] = leaving(pod)
+    assert within_s == pytest.approx(30.0 - SETTINGS.stop_grace_s - SETTINGS.leave_reserve_s, abs=1.0)
+    await pod.start("env/1")
+    await asyncio.sleep(0.05)
+    assert pod.line.exits == []
+    assert (await pod.obeyed(leave=pb.Leave())).ok
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+    assert sorted(said.worker for said in pod.line.exits) == ["env/0", "env/1"]
+
+
+async def test_it_works_on_for_its_grace_at_most(pod):
+    await told_to_end(with_grace(pod, SETTINGS.stop_grace_s + SETTINGS.leave_reserve_s + 0.5))
+    assert 0.0 < leaving(pod)[0] <= 0.5
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+
+
+async def test_it_does_not_wait_for_a_driver_that_is_gone(pod):
+    await told_to_end(with_grace(pod, 3000.0))
+    pod.line.is_connected = False
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+
+
+async def test_nor_beyond_what_ends_it_otherwise(pod):
+    await told_to_end(with_grace(pod, 3000.0))
+    pod.line.ends.set_result(ENDED)
+    assert await pod.ended() == ENDED
+
+
+async def test_nor_beyond_a_second_word_to_end(pod):
+    await told_to_end(with_grace(pod, 3000.0))
+    await asyncio.sleep(2 * SETTINGS.hurry_after_s)
+    signal.raise_signal(signal.SIGTERM)
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+
+
+@pytest.mark.parametrize(("grace_s", "works"), [(0.0, True), (SETTINGS.leave_reserve_s, True), (3000.0, False)])
+async def test_what_has_no_time_or_no_worker_ends_at_once(pod, grace_s, works):
+    await with_grace(pod, grace_s).up()
+    if works:
+        await pod.joined()
+    signal.raise_signal(signal.SIGTERM)
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+    assert leaving(pod) == []
+
+
 @pytest.mark.parametrize("pod", [patient()], indirect=True)
 async def test_a_stale_agent_gives_its_workers_no_grace(pod):
     """Those of the newer one may need the slots."""

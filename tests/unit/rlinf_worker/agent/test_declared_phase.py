@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ class Pod:
     def __init__(self, folder: Path) -> None:
         self.now, self.ended = 1000.0, list[str]()
         self.clock = Clock(notice_s=1.0, raw=lambda: self.now)
-        values = dict.fromkeys(("job_uid", "pod", "pod_ip", "node", "driver_address", "tls_dir"), "")
+        values: dict[str, Any] = dict.fromkeys(("job_uid", "pod", "pod_ip", "node", "driver_address", "tls_dir"), "")
         values |= {"output_dir": "", "worker_log_dir": str(folder), "termination_log": ""}
         identity = PodIdentity(**values, pool="sim", ordinal=0, attempt=1, slots=1, run_dir=str(folder))
         settings = Settings(watch_interval_s=0.005, stacks_timeout_s=0.05)

@@ -20,6 +20,7 @@ NEEDED = {
 REST = {
     names.ENV_NODE_NAME: "node-5",
     names.ENV_SLOT_RESOURCE: "nvidia.com/gpu",
+    names.ENV_GRACE: "45",
     names.ENV_RUN_DIR: "/tmp/run",
     names.ENV_TLS_DIR: "/tmp/tls",
     names.ENV_OUTPUT_DIR: "/tmp/out",
@@ -32,7 +33,7 @@ def test_each_variable_has_its_place():
     assert PodIdentity.read(NEEDED | REST) == PodIdentity(
         job_uid="job-1", pod="math-sim-3", pod_ip="10.0.0.7", node="node-5", pool="sim", ordinal=3, attempt=2, slots=4,
         driver_address="math-driver:7070", run_dir="/tmp/run", tls_dir="/tmp/tls", output_dir="/tmp/out",
-        slot_resource="nvidia.com/gpu",
+        slot_resource="nvidia.com/gpu", grace_s=45,
         worker_log_dir="/tmp/logs", termination_log="/tmp/end",
     )  # fmt: skip
 
@@ -42,7 +43,7 @@ def test_what_is_not_said_is_where_a_pod_has_it_or_nowhere(rest):
     assert PodIdentity.read(NEEDED | rest) == PodIdentity(
         job_uid="job-1", pod="math-sim-3", pod_ip="10.0.0.7", node="", pool="sim", ordinal=3, attempt=2, slots=4,
         driver_address="math-driver:7070", run_dir=names.MOUNT_RUN, tls_dir=names.MOUNT_TLS, output_dir="",
-        worker_log_dir="", termination_log="",
+        worker_log_dir="", termination_log="", grace_s=0,
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_all_that_are_missing_are_named_at_once():
         PodIdentity.read({})
 
 
-@pytest.mark.parametrize("name", [names.ENV_ORDINAL, names.ENV_ATTEMPT, names.ENV_SLOTS])
+@pytest.mark.parametrize("name", [names.ENV_ORDINAL, names.ENV_ATTEMPT, names.ENV_SLOTS, names.ENV_GRACE])
 def test_a_number_that_is_none_is_named_with_what_it_says(name):
     with pytest.raises(UserError, match=f"^{name} is not a number: got 'two'$"):
         PodIdentity.read(NEEDED | {name: "two"})

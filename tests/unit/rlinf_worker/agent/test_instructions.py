@@ -10,7 +10,6 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2 as pb
 from rlinf_api.errors import RetryableError, Stale, UserError
 from rlinf_worker.agent.instructions import Book, Instructions, NewestPlan, start_of
 from rlinf_worker.agent.lifecycle import Stage, Start, WorkerLife
-from rlinf_worker.settings import Settings
 
 SETS = pb.LeaseSets(sets=[pb.LeaseSet(name="all")])
 ORDER = pb.TurnOrder(lease_set="all", worker="env/0", attempt=1, number=4, kind="grant")
@@ -34,7 +33,7 @@ class Pod:
         self.book = Book(keep=10)
         self.book.hear(highest)
         self.instructions = Instructions(
-            Settings(stop_grace_s=7.0), supervisor=cast(Any, self), turns=cast(Any, self), vacancy=cast(Any, self),
+            supervisor=cast(Any, self), turns=cast(Any, self), vacancy=cast(Any, self),
             book=self.book, tell=lambda message: self.told.append(message.result),
         )  # fmt: skip
 
@@ -53,9 +52,6 @@ class Pod:
 
     async def stop(self, worker: str, *, reason: str, grace_s: float) -> None:
         await self._did("stop", worker, reason, grace_s)
-
-    async def stop_all(self, *, reason: str, grace_s: float) -> None:
-        await self._did("stop all", reason, grace_s)
 
     def life(self, worker: str) -> WorkerLife:
         return self.lives.get(worker, WorkerLife(id=worker))
@@ -149,10 +145,11 @@ async def test_a_stop_gives_up_what_waits_to_start_before_it_ends_what_runs(pod)
     assert pod.done == [("give up", "env/0"), ("stop", "env/0", "replaced", 2.5)]
 
 
-@pytest.mark.parametrize(("deadline_s", "grace_s"), [(3.0, 3.0), (0.0, 7.0)])
-async def test_a_drain_ends_all_within_its_deadline_or_the_usual_grace(pod, deadline_s, grace_s):
-    assert await pod.obeyed(drain=pb.Drain(deadline_s=deadline_s)) == ok()
-    assert pod.done == [("stop all", "the pod is drained", grace_s)]
+async def test_a_pod_that_may_leave_is_noted_and_nothing_is_ended_by_it(pod):
+    assert not pod.instructions.may_leave.is_set()
+    assert await pod.obeyed(leave=pb.Leave()) == ok()
+    assert pod.instructions.may_leave.is_set()
+    assert pod.done == []
 
 
 async def test_lease_sets_are_taken_over(pod):

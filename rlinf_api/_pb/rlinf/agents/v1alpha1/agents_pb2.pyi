@@ -31,6 +31,7 @@ class AgentMessage(_message.Message):
     HUNG_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message, exactly once"""
@@ -47,6 +48,8 @@ class AgentMessage(_message.Message):
     def turn(self) -> Global___WorkerTurn: ...
     @_builtins.property
     def notice(self) -> Global___Notice: ...
+    @_builtins.property
+    def leaving(self) -> Global___Leaving: ...
     def __init__(
         self,
         *,
@@ -57,12 +60,13 @@ class AgentMessage(_message.Message):
         hung: Global___WorkerHung | None = ...,
         turn: Global___WorkerTurn | None = ...,
         notice: Global___Notice | None = ...,
+        leaving: Global___Leaving | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "leaving", b"leaving", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exited", b"exited", "heartbeat", b"heartbeat", "hello", b"hello", "hung", b"hung", "kind", b"kind", "leaving", b"leaving", "notice", b"notice", "result", b"result", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "exited", "hung", "turn", "notice"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "result", "exited", "hung", "turn", "notice", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -429,6 +433,27 @@ class WorkerTurn(_message.Message):
 Global___WorkerTurn: _TypeAlias = WorkerTurn  # noqa: Y015
 
 @_typing.final
+class Leaving(_message.Message):
+    """this pod was told to end: it works on for so long, or until the driver says Leave"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    within_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
+
+@_typing.final
 class Notice(_message.Message):
     """for people: an event of the job"""
 
@@ -546,7 +571,7 @@ class Instruction(_message.Message):
     PREPARE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
-    DRAIN_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     driver_attempt: _builtins.int
     plan_revision: _builtins.int
@@ -566,7 +591,7 @@ class Instruction(_message.Message):
     @_builtins.property
     def abort(self) -> Global___Abort: ...
     @_builtins.property
-    def drain(self) -> Global___Drain: ...
+    def leave(self) -> Global___Leave: ...
     def __init__(
         self,
         *,
@@ -581,13 +606,13 @@ class Instruction(_message.Message):
         prepare: Global___Prepare | None = ...,
         commit: Global___Commit | None = ...,
         abort: Global___Abort | None = ...,
-        drain: Global___Drain | None = ...,
+        leave: Global___Leave | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "kind", b"kind", "lease_sets", b"lease_sets", "prepare", b"prepare", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "kind", b"kind", "lease_sets", b"lease_sets", "leave", b"leave", "prepare", b"prepare", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "drain", b"drain", "driver_attempt", b"driver_attempt", "id", b"id", "kind", b"kind", "lease_sets", b"lease_sets", "plan_revision", b"plan_revision", "prepare", b"prepare", "roster", b"roster", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "driver_attempt", b"driver_attempt", "id", b"id", "kind", b"kind", "lease_sets", b"lease_sets", "leave", b"leave", "plan_revision", b"plan_revision", "prepare", b"prepare", "roster", b"roster", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "stop", "lease_sets", "turn", "prepare", "commit", "abort", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "stop", "lease_sets", "turn", "prepare", "commit", "abort", "leave"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -868,20 +893,18 @@ class Abort(_message.Message):
 Global___Abort: _TypeAlias = Abort  # noqa: Y015
 
 @_typing.final
-class Drain(_message.Message):
+class Leave(_message.Message):
+    """the work of a pod that was told to end is handed over"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    DEADLINE_S_FIELD_NUMBER: _builtins.int
-    deadline_s: _builtins.float
     def __init__(
         self,
-        *,
-        deadline_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Drain: _TypeAlias = Drain  # noqa: Y015
+Global___Leave: _TypeAlias = Leave  # noqa: Y015
