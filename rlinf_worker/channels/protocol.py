@@ -162,6 +162,11 @@ class Channel(Protocol):
     def take_now(self) -> Item | None:
         """Consumer: the next item, if it is here already. Never waits, not for the end either."""
 
+    def room(self, units: int) -> None:
+        """Consumer that works on many at once, as an engine does: how many it could begin now. So many may come, where
+        the plan's `micro_batch * depth` are fewer: what can be begun waits for nothing. To be said again whenever it
+        has changed; 0: the plan's alone. What was given by an earlier word still comes. Never blocks."""
+
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
         """Consumer that is no gang: up to `micro_batch` units, the oldest policy version first. Waits until
         `at_least` of them are here (never for more than `micro_batch`) and takes what else is here already: units that

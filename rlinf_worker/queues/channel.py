@@ -78,6 +78,10 @@ class QueueChannel:
         self.into.took()
         return self._item(*given)
 
+    def room(self, units: int) -> None:
+        self._refuse(gang=True, instead="take_round()")
+        self.into.room(units)
+
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
         self._refuse(gang=True, instead="take_round()")
         unread, self._unread = self._unread, None

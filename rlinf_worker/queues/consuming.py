@@ -89,6 +89,10 @@ class Consuming:
         self.given.window = window
         self._host.mark(self)
 
+    def room(self, units: int) -> None:
+        self.given.room = units
+        self.took()
+
     def took(self) -> None:
         """There is room for more."""
         if self.given.is_credit_due:

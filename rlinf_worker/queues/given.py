@@ -188,6 +188,7 @@ class QueueConsumer(Generic[P]):
 
     def __init__(self, *, window: int, rounds: bool) -> None:
         self.window = max(1, window)
+        self.room = 0  # units that the role could begin now, where it has said so
         self.units = GivenUnits[P]()
         self._is_gang = rounds
         self._order: dict[Age, deque[UnitId]] = {}  # assigned and not taken
@@ -212,14 +213,19 @@ class QueueConsumer(Generic[P]):
         be asked for by itself, in two messages of the driver, while others lie here."""
         if self._is_greeting or self._outstanding > 0:
             return False
-        return 2 * self.waiting <= self.window or (self.waits > 0 and self.waiting < self.window)
+        return 2 * self.waiting <= self._most or (self.waits > 0 and self.waiting < self._most)
 
     def credit_due(self) -> int | None:
         """The number to state now; None: nothing to say."""
         if not self.is_credit_due:
             return None
-        self._outstanding = self.window - self.waiting
+        self._outstanding = self._most - self.waiting
         return self._outstanding
+
+    @property
+    def _most(self) -> int:
+        """That may wait here. What can be begun at once waits for nothing."""
+        return max(self.window, self.room)
 
     def forget_credit(self) -> None:
         """Nothing counts that has been stated: the stream to the driver is new, or the plan."""

@@ -41,6 +41,7 @@ class FakeChannel:
         self.acked: list[Item] = []
         self.dropped: list[tuple[Item, str]] = []
         self.kept: dict[str, Any] = {}
+        self.rooms: list[int] = []
         self.parents: dict[str, list[Item]] = {}
 
     def give(self, key: str, payload: Any, **fields: Any) -> Item:
@@ -93,6 +94,9 @@ class FakeChannel:
         with contextlib.suppress(ChannelClosed):
             while True:
                 yield await self.take()
+
+    def room(self, units: int) -> None:
+        self.rooms.append(units)
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
         raise AssertionError("Must not be called!")

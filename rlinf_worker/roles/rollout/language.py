@@ -165,6 +165,7 @@ class LanguageRole(ABC):
         try:
             while not ctx.stopping.is_set():
                 await self._look_for_news()
+                self._tickets.room(self._could_begin)
                 while self._has_room and (item := self._tickets.take_now()) is not None:
                     await self._begin(item)
                 self._hand_over()
@@ -220,9 +221,13 @@ class LanguageRole(ABC):
             await self._in_its_thread(partial(self._held_engine.load, self._held, weights, keep=keep))
 
     @property
+    def _could_begin(self) -> int:
+        """Groups that could be begun beside what is computed, and what waits for room in the channel."""
+        return max(0, (self._most_rows - self._held_engine.rows) // self._samples - len(self._puts))
+
+    @property
     def _has_room(self) -> bool:
-        """For one group more: of what is computed, and of what waits for room in the channel."""
-        return self._held_engine.rows + (len(self._puts) + 1) * self._samples <= self._most_rows
+        return self._could_begin > 0
 
     async def _begin(self, item: Item) -> None:
         ctx, config = self._ctx, self._config

@@ -181,6 +181,29 @@ def test_who_waits_for_more_than_is_here_asks_for_all_the_room(waiting):
     assert given_.credit_due() == 8 - waiting
 
 
+def test_a_role_that_has_room_for_more_than_the_plan_says_asks_for_all_of_it():
+    given_ = QueueConsumer[str](window=2, rounds=False)
+    given_.room = 64
+    assert given_.credit_due() == 64
+    given_.assign([unit(str(number)) for number in range(64)])
+    for number in range(64):
+        given_.units.arrived(unit(str(number)).id, "payload")
+    while given_.take() is not None:
+        pass
+    given_.room = 0
+    assert given_.credit_due() == 2, "it begins none now: what the plan lets wait"
+
+
+def test_what_was_given_for_room_that_is_gone_asks_for_no_more():
+    given_ = QueueConsumer[str](window=2, rounds=False)
+    given_.room = 8
+    assert given_.credit_due() == 8
+    given_.assign([unit(str(number)) for number in range(8)])
+    given_.room = 0
+    given_.waits = 1
+    assert given_.credit_due() is None
+
+
 @settings(deadline=None)
 @given(window=st.integers(1, 6), script=st.lists(st.sampled_from("satx"), max_size=80))
 def test_assigned_and_not_taken_never_exceeds_the_window(window, script):

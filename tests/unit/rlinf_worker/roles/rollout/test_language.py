@@ -96,6 +96,15 @@ async def test_a_ticket_becomes_a_group_of_its_rows_prompt(folder):
     assert item.weight == float(ends[-1])
 
 
+async def test_the_engine_is_given_as_many_groups_at_once_as_it_can_begin(folder):
+    """A group for each step of the engine would fill it half a step's length late."""
+    rollout = Rollout(folder, config={"maxSequences": 10})  # three groups of three
+    rollout.give(*range(5))
+    await rollout.run()
+    assert rollout.tickets.rooms[0] == 3
+    assert 0 in rollout.tickets.rooms, "said again while it is full: what comes then waits for another engine, too"
+
+
 async def test_a_stop_string_ends_samples_and_their_texts(folder):
     [whole] = (await made(folder, 4, config={"minResponseTokens": 2})).values()
     text = max(whole.payload["texts"], key=len)
