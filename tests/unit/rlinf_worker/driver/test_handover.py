@@ -127,11 +127,12 @@ async def test_a_disk_that_is_full_holds_nobody(world):
     world = world(steps=30)
     world.disk_is_full = True
     await until_step(world, 3)
-    world.evict(*ACTOR)
+    world.evict(*ACTOR, within_s=1000.0)
     await until_step(world, 9)
     assert [kind for kind, _ in world.said].count("checkpoint-failed") == 1, "not with each step"
     world.successor(*ACTOR)
-    await world.run_until(lambda: not world.coming)
+    world._come()
+    assert not world.coming
     assert world.driver.commits.problem
     assert world.driver.handover.outcomes == {"HandedOver": 1}
 
