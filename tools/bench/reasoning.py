@@ -88,11 +88,16 @@ def _child(module: str, *arguments: str, path: str = str(ROOT)) -> dict[str, Any
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def commit_to_token(engine: str, steps: int, is_large: bool) -> float:
+def commit_to_token(engine: str, steps: int) -> float:
     """Milliseconds."""
-    folder = jobs.large_task() if is_large else jobs.task("sevens")
-    with jobs.ran(jobs.row_of(f"sevens-{engine}", steps=steps), folder, change=FEW) as run:
+    with jobs.ran(jobs.row_of(f"sevens-{engine}", steps=steps), jobs.task("sevens"), change=FEW) as run:
         return 1000.0 * jobs.commit_to_token_s(run.metrics, jobs.spans_of(run))
+
+
+def commit_to_loaded(steps: int) -> float:
+    """Milliseconds. How long its tokens take says more of the core than of us: 8 x 200 positions of 92 million."""
+    with jobs.ran(jobs.row_of("sevens-transformers", steps=steps), jobs.large_task(), change=FEW) as run:
+        return 1000.0 * jobs.commit_to_loaded_s(run.metrics, jobs.spans_of(run))
 
 
 def turns(engine: str, steps: int) -> float:
@@ -131,14 +136,13 @@ def _rows(*, steps: int, long_steps: int, runs: int, with_trl: bool) -> list[Row
         ))  # fmt: skip
         found.append(Row(
             name=f"commit_to_token_{engine}", unit="ms", better="lower", bar=80.0,
-            subject=_same(commit_to_token, engine, steps, False), runs=runs,
+            subject=_same(commit_to_token, engine, steps), runs=runs,
         ))  # fmt: skip
         found.append(Row(
             name=f"turns_{engine}", unit="%", better="lower", bar=15.0, subject=_same(turns, engine, steps), runs=runs
         ))  # fmt: skip
     found.append(Row(
-        name="commit_to_token_92m", unit="ms", better="lower", bar=500.0,
-        subject=_same(commit_to_token, "transformers", 6, True), runs=1,
+        name="commit_to_loaded_92m", unit="ms", better="lower", bar=500.0, subject=_same(commit_to_loaded, 6), runs=1
     ))  # fmt: skip
     found.append(Row(
         name="memory_growth", unit="%", better="lower", bar=2.0, subject=_same(memory, long_steps), runs=1

@@ -43,6 +43,9 @@ def test_the_first_new_token_is_of_the_engines_next_step_behind_the_weights():
         span("compute", 4, 30.75, 31.0), span("compute", 9, 30.5, 30.6, role="actor"),
     ]  # fmt: skip
     assert jobs.commit_to_token_s(told, made) == 0.75
+    assert jobs.commit_to_loaded_s(told, made) == 0.5
+    with pytest.raises(BenchError, match="no step of 4 has weights behind its commit"):
+        jobs.commit_to_loaded_s(told, made[1:])
     with pytest.raises(BenchError, match="no step of 4 has weights and tokens behind its commit"):
         jobs.commit_to_token_s(told, made[1:])
 
@@ -80,7 +83,7 @@ def test_both_engines_have_the_same_rows_and_bars_of_the_issue():
         "step_transformers": (None, 0.9), "step_vllm": (None, 1.25),
         "tokens_in_job_transformers": (None, 0.85), "tokens_in_job_vllm": (None, 0.85),
         "commit_to_token_transformers": (80.0, None), "commit_to_token_vllm": (80.0, None),
-        "commit_to_token_92m": (500.0, None), "turns_transformers": (15.0, None), "turns_vllm": (15.0, None),
+        "commit_to_loaded_92m": (500.0, None), "turns_transformers": (15.0, None), "turns_vllm": (15.0, None),
         "memory_growth": (2.0, None),
     }  # fmt: skip
     assert {row.name for row in reasoning.small_rows()} < set(named)

@@ -114,6 +114,27 @@ def spans_of(run: runs.Run) -> list[dict[str, Any]]:
     return [span for span in map(json.loads, lines) if "kind" in span]
 
 
+def commit_to_loaded_s(metrics: Metrics, spans: Spans) -> float:
+    """From a commit until the engine has that step's weights.
+
+    >>> told = [{"step": n, "time": 10.0 * n} for n in range(1, 5)]
+    >>> commit_to_loaded_s(told, [{"role": "rollout", "kind": "weights", "step": n, "t1": 10.0 * n + 0.2}
+    ...                           for n in range(1, 5)])
+    0.2
+    """
+    loaded = _loaded(spans)
+    found = [loaded[line["step"]] - line["time"] for line in metrics[WARM:] if line["step"] in loaded]
+    if not found:
+        raise BenchError(f"no step of {len(metrics)} has weights behind its commit in the run's spans")
+    return round(statistics.median(found), 6)
+
+
+def _loaded(spans: Spans) -> dict[int, float]:
+    """By the step that made them: when the rollout had set them."""
+    own = (span for span in spans if span.get("role") == "rollout" and span["kind"] == "weights")
+    return {int(span["step"]): float(span["t1"]) for span in own}
+
+
 def commit_to_token_s(metrics: Metrics, spans: Spans) -> float:
     """From a commit to the end of the first step of the engine with that step's weights: the first new token.
 
@@ -123,9 +144,9 @@ def commit_to_token_s(metrics: Metrics, spans: Spans) -> float:
     >>> commit_to_token_s(told, made)
     0.5
     """
-    own = [span for span in spans if span.get("role") == "rollout"]
-    loaded = {int(span["step"]): float(span["t1"]) for span in own if span["kind"] == "weights"}
-    computed = sorted((float(s["t0"]), float(s["t1"])) for s in own if s["kind"] == "compute")
+    loaded = _loaded(spans)
+    own = (span for span in spans if span.get("role") == "rollout" and span["kind"] == "compute")
+    computed = sorted((float(span["t0"]), float(span["t1"])) for span in own)
     found: list[float] = []
     for line in metrics[WARM:]:
         ready = loaded.get(line["step"])
