@@ -80,6 +80,6 @@ class Paced:
         ]
         template["volumes"] += [
             {"name": "paced-env", "configMap": {"name": "paced"}},
-            {"name": "paced", "persistentVolumeClaim": {"claimName": "paced", "readOnly": True}},
+            {"name": "paced", "persistentVolumeClaim": {"claimName": "paced"}},
         ]
         return manifest

@@ -122,6 +122,7 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     assert [entry.split(" ")[2] for entry in job["status"]["restarts"]] == ["Infrastructure"] * (1 if apart else 2)
     if apart and component == "worker":
         said = cluster.kubectl("-n", namespace, "logs", driver["metadata"]["name"])
+        print(*(line for line in said.splitlines() if "handed its work over" in line or '"branch"' in line), sep="\n")
         assert "pod cartpole-cpu-0-a1 has handed its work over to cartpole-cpu-0-a2" in said
         assert "training goes on from" in said, "a gang that is formed anew, on what was saved behind its last step"
         assert "steps are made again" not in said
