@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, is_complete, refused_calls
-from tests.cluster.test_operator_kueue import said
+from tests.cluster.kueues import said
 from tools.testcluster import binaries
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.layout import Options

@@ -18,7 +18,7 @@ from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.metrics import Metrics
 from tests.cluster import pods
 from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, pods_of, refused_calls
-from tests.cluster.test_operator_kueue import said
+from tests.cluster.kueues import said
 from tools.chart import rendering
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until

@@ -20,6 +20,7 @@ import pytest
 
 from tests.cluster import worker_image
 from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, pods_of, refused_calls
+from tests.cluster.kueues import KUEUE, LABEL, local_queue, said, workload
 from tests.cluster.paced import FOLDERS, Paced
 from tools.testcluster import binaries
 from tools.testcluster.cluster import Cluster
@@ -31,8 +32,7 @@ pytestmark = [
     pytest.mark.slow("jobs wait for each other, and two of them start their pods three times"),
     pytest.mark.timeout(400),
 ]
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-QUEUE, LABEL = "team", "kueue.x-k8s.io/queue-name"
+QUEUE = "team"
 TAINT = {"key": "rlinf.test/fast", "value": "yes", "effect": "NoSchedule"}
 FAST = {"rlinf.test/speed": "fast"}
 LIMIT_S = 120.0
@@ -121,14 +121,6 @@ def racks() -> list[Manifest]:
     ]  # fmt: skip
 
 
-def local_queue(cluster: Cluster, namespace: str, of: str) -> None:
-    made = {
-        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": of},
-        "spec": {"clusterQueue": of},
-    }  # fmt: skip
-    cluster.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(made))
-
-
 def unstarted(name: str, *, queue: str, pods: int, **spec: Any) -> Manifest:
     """Its pods ask for little, and none of them has to run."""
     made = cartpole(name, claim="none", pods=pods, **spec)
@@ -160,17 +152,6 @@ def queued(manifest: Manifest, *, name: str = "", priority: str = "") -> Manifes
     labels = {LABEL: QUEUE} | ({"kueue.x-k8s.io/priority-class": priority} if priority else {})
     meta = manifest["metadata"] | ({"name": name} if name else {})
     return {**manifest, "metadata": {**meta, "labels": {**meta.get("labels", {}), **labels}}}
-
-
-def said(job: Manifest, kind: str) -> tuple[str, str]:
-    """(status, reason)."""
-    listed = (job.get("status") or {}).get("conditions") or []
-    return next(((c["status"], c["reason"]) for c in listed if c["type"] == kind), ("", ""))
-
-
-def workload(cluster: Cluster, namespace: str, job: str) -> Manifest:
-    found: Manifest = cluster.api.get(f"{KUEUE}/namespaces/{namespace}/workloads/rljob-{job}")
-    return found
 
 
 def requests(found: Manifest) -> list[Manifest]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, cartpole, refused_calls
-from tests.cluster.test_operator_kueue import said
+from tests.cluster.kueues import said
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 

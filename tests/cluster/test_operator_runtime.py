@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, is_stepping, refused_calls
+from tests.cluster.kueues import said
 from tests.cluster.paced import Paced
-from tests.cluster.test_operator_kueue import said
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError
 from tools.testcluster.waiting import until

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, cartpole, refused_calls
-from tests.cluster.test_operator_kueue import LABEL, queued, said
+from tests.cluster.kueues import LABEL, said
+from tests.cluster.test_operator_kueue import queued
 from tools.testcluster.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import socket
 import sys
 import urllib.request
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tools.testcluster import accelerators, kueue, kwok, parts, prometheus
 from tools.testcluster.layout import PYTHON_ENVIRONMENT
@@ -43,7 +43,7 @@ def start(cluster: Cluster, report: Callable[[str], None]) -> None:
             timeout_s=TIMEOUT_S,
         )
     if options.kueue:
-        cluster.wait(lambda: _listens(addresses.hub, kueue.WEBHOOK_PORT), what="Kueue to listen", timeout_s=TIMEOUT_S)
+        _wait_for_kueue(cluster)
         kueue.install_webhooks(cluster.paths, addresses, cluster.api)
     if options.prometheus:
         cluster.wait(
@@ -78,6 +78,19 @@ def _start_in_hub(cluster: Cluster, name: str, report: Callable[[str], None]) ->
         cluster.hub.start(name, prometheus.words(folder, paths, addresses))
 
 
+def restart_kueue(cluster: Cluster, more: Mapping[str, Any] | None = None) -> None:
+    """With these fields over those of its Configuration, until it is started again: what it knows, it reads from the
+    API server.
+
+        restart_kueue(cluster, {"waitForPodsReady": {"timeout": "40s"}})
+    """
+    cluster.hub.stop("kueue")
+    folder = kueue.prepare(cluster.paths, cluster.addresses, cluster.api, wait=cluster.wait)
+    kueue.configure(cluster.paths, more)
+    cluster.hub.start("kueue", kueue.words(folder, cluster.paths))
+    _wait_for_kueue(cluster)
+
+
 def start_on_node(cluster: Cluster, index: int) -> None:
     """What does not run there yet; the node's kubelet runs and the node is registered."""
     node, paths, options = cluster.nodes[index], cluster.paths, cluster.options
@@ -93,6 +106,11 @@ def start_on_node(cluster: Cluster, index: int) -> None:
             words = [sys.executable, "-m", "tools.testcluster.netpolicy", "--server", cluster.addresses.server]
             words += ["--pki", str(paths.pki), "--dns-ip", cluster.addresses.hub]
             node.start(name, words, env=PYTHON_ENVIRONMENT)
+
+
+def _wait_for_kueue(cluster: Cluster) -> None:
+    hub = cluster.addresses.hub
+    cluster.wait(lambda: _listens(hub, kueue.WEBHOOK_PORT), what="Kueue to listen", timeout_s=TIMEOUT_S)
 
 
 def _listens(host: str, port: int) -> bool:

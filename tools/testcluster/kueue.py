@@ -5,12 +5,14 @@
 CRDs and webhooks are those of the module that the program is built from, as they lie beside it (binaries.KUEUE), but
 for what an installation fills in, too: webhooks are called at the hub, and version v1beta1, which would need a
 conversion at each read, is left out. Integrations with other kinds of jobs are not part of the program (go-kueue).
+
+A test that needs another configuration, such as waitForPodsReady: extras.restart_kueue.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +51,7 @@ def prepare(paths: Paths, addresses: Addresses, api: Api, *, wait: Wait) -> Path
         (served / name).chmod(0o600)
     kubeconfig = pki.kubeconfig_for(served / "tls", ca=paths.pki / "ca.crt", server=addresses.server)
     (paths.config / "kueue.kubeconfig").write_text(yaml.safe_dump(kubeconfig), encoding="utf-8")
-    (paths.config / "kueue.yaml").write_text(configuration(), encoding="utf-8")
+    configure(paths)
     if is_served(api):  # it has run before, and died
         return folder
     for definition in sorted((folder / "crds").glob("*.yaml")):
@@ -79,7 +81,13 @@ def words(folder: Path, paths: Paths) -> list[str]:
     ]
 
 
-def configuration() -> str:
+def configure(paths: Paths, more: Mapping[str, Any] | None = None) -> None:
+    """Kueue reads it once, when it starts."""
+    (paths.config / "kueue.yaml").write_text(configuration(more), encoding="utf-8")
+
+
+def configuration(more: Mapping[str, Any] | None = None) -> str:
+    """`more`: fields of Kueue's Configuration over these."""
     return yaml.safe_dump(
         {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -91,6 +99,7 @@ def configuration() -> str:
             "integrations": {"frameworks": ["pod"]},  # one must be named, and the program sets none up
             "clientConnection": {"qps": 500, "burst": 1000},  # the default of 50 would be what a test measures
             "featureGates": {"MultiKueue": False, "VisibilityOnDemand": False},
+            **(more or {}),
         }
     )
 

@@ -53,6 +53,13 @@ def test_a_crd_of_kueues_has_one_version_so_that_no_webhook_converts_it():
     assert kueue.crd(other) == other
 
 
+def test_a_test_may_ask_kueue_for_more_than_its_configuration_has():
+    usual = yaml.safe_load(kueue.configuration())
+    asked = yaml.safe_load(kueue.configuration({"waitForPodsReady": {"timeout": "40s"}}))
+    assert asked == {**usual, "waitForPodsReady": {"timeout": "40s"}}
+    assert "waitForPodsReady" not in usual
+
+
 def test_kueues_webhooks_of_its_own_kinds_are_called_in_the_hub():
     def hook(group: str, path: str) -> dict[str, object]:
         service = {"name": "webhook-service", "namespace": "system", "path": path}
