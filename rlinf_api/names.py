@@ -31,6 +31,9 @@ ANNOTATION_INPUTS: Final = (
 ANNOTATION_LIFE: Final = f"{GROUP}/life"  # life of the job (suspend/resume, restart as a whole) a pod belongs to
 ANNOTATION_APPROVED_BY: Final = f"{GROUP}/approved-by"  # on an RLPlan: who lets it come into force (apply: OnApproval)
 ANNOTATION_STAYS: Final = f"{GROUP}/stays"  # on an RLPlan, by the scheduler: "CODE: why no other replaces it"
+ANNOTATION_FEWEST: Final = (
+    f"{GROUP}/fewest-pods"  # on an RLPlan, by the scheduler: {"gpu": 2}, with fewer there is none
+)
 MAX_STAYS: Final = 500  # characters of it, which anybody may write: some sentences
 ANNOTATION_CERT_EXPIRY: Final = f"{GROUP}/certificate-expires"
 LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"  # on an RLJob: the LocalQueue that it waits in

@@ -14,6 +14,7 @@ with the same key begins.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import OrderedDict
@@ -29,6 +30,7 @@ from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Profile, forget, key_of
 from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.kept import OURS, KeptProfiles, Manifest, PlanStore
+from rlinf_scheduler.planner.initial import fewest_pods
 from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
 from rlinf_scheduler.replan.known import Case, PlanRecord
 
@@ -166,7 +168,8 @@ class Jobs:
             raise NotFound(f"RLJob {where} of uid {ref.uid}", got=f"uid {found['metadata'].get('uid')}")
         selector = f"{names.LABEL_JOB}={ref.name}"
         listed = await self._store.list("RLPlan", namespace=known.namespace, label_selector=selector)
-        spec, now = job.RLJobSpec.model_validate(runtimes.of_job(found)["spec"]), time.time()
+        merged = runtimes.of_job(found)
+        spec, now = job.RLJobSpec.model_validate(merged["spec"]), time.time()
         generation = int(found["metadata"].get("generation") or 0)
         was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(
@@ -188,7 +191,8 @@ class Jobs:
         known.generation, known.again_at = generation, 0.0
         plan = decision.plan
         try:
-            await self._store.create(plan_manifest(plan, namespace=known.namespace))
+            fewest = await fewest_of(spec, plan, merged)
+            await self._store.create(plan_manifest(plan, namespace=known.namespace, fewest=fewest))
         except AlreadyExists:
             logger.info("another took the revision", extra={"job": where, "revision": plan.revision})
             return UNREAD
@@ -274,7 +278,15 @@ def _failure(plan: Manifest) -> Condition | None:
     return found if found is not None and found.status == "True" else None
 
 
-def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:
+async def fewest_of(spec: RLJobSpec, plan: RLPlanSpec, manifest: Manifest) -> dict[str, int]:
+    """Of a job that has a queue: how few pods of each pool it could be given. Some first plans, perhaps of thousands of
+    pods: in a thread."""
+    if not (manifest["metadata"].get("labels") or {}).get(names.LABEL_QUEUE):
+        return {}
+    return await asyncio.to_thread(fewest_pods, spec, {pool.name: pool.pods for pool in plan.pools})
+
+
+def plan_manifest(plan: RLPlanSpec, *, namespace: str, fewest: Mapping[str, int] | None = None) -> Manifest:
     """The object, owned by its job."""
     owner = {
         "apiVersion": names.API_VERSION,
@@ -295,6 +307,7 @@ def plan_manifest(plan: RLPlanSpec, *, namespace: str) -> Manifest:
                 names.LABEL_JOB_UID: plan.job.uid,
                 **OURS,
             },
+            **({"annotations": {names.ANNOTATION_FEWEST: json.dumps(fewest)}} if fewest else {}),
             "ownerReferences": [owner],
         },
         "spec": job.dump(plan),

@@ -24,7 +24,7 @@ from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, Planned, PlanReason, RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_api.store import AlreadyExists, NotFound
-from rlinf_scheduler.jobs import Jobs, plan_manifest
+from rlinf_scheduler.jobs import Jobs, fewest_of, plan_manifest
 from rlinf_scheduler.kept import Manifest, PlanStore
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
@@ -71,7 +71,8 @@ class Planning:
                 plan = initial(spec, job=ref, revision=revision, reason=code)
             if isinstance(plan, Infeasible):
                 return Planned(infeasible=tuple(map(str, plan.reasons)))
-            manifest = plan_manifest(plan, namespace=namespace)
+            fewest = await fewest_of(spec, plan, job)
+            manifest = plan_manifest(plan, namespace=namespace, fewest=fewest)
             try:
                 await self._store.create(manifest)
             except AlreadyExists:

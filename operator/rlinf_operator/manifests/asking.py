@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rlinf_api import names
-from rlinf_api.job import RLJobSpec, as_range
+from rlinf_api.job import PoolSpec, RLJobSpec, as_range
 from rlinf_operator.manifests import pods, topology
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest
 from rlinf_operator.settings import OperatorSettings
@@ -122,18 +122,27 @@ class QueueOrder:
 
 
 def pod_sets(
-    job: JobMeta, spec: RLJobSpec, counts: Mapping[str, int], *, settings: OperatorSettings
+    job: JobMeta,
+    spec: RLJobSpec,
+    counts: Mapping[str, int],
+    *,
+    fewest: Mapping[str, int] | None = None,
+    settings: OperatorSettings,
 ) -> tuple[PodSet, ...]:
     """Of the driver, and of each pool that has pods. One of them may shrink, as Kueue takes one at most: the one with
-    the most pods to spare."""
-    spare = {p.name: counts[p.name] - max(1, as_range(p.pods).min) for p in spec.pools if counts.get(p.name, 0) > 0}
+    the most pods to spare. `fewest`: pods of a pool below which there is no plan, beside what its bounds say."""
+
+    def least_of(pool: PoolSpec) -> int:
+        return max(1, as_range(pool.pods).min, (fewest or {}).get(pool.name, 0))
+
+    spare = {p.name: counts[p.name] - least_of(p) for p in spec.pools if counts.get(p.name, 0) > 0}
     shrinks = max(spare, key=lambda name: (spare[name], name), default="")
     one = pods.driver(job, spec, attempt=1, life=1, settings=settings)
     found = [PodSet(name=DRIVER_SET, count=1, template=_template(one.manifest))]
     for pool in spec.pools:
         if pool.name in spare:
             one = pods.worker(job, spec, pool=pool.name, ordinal=0, attempt=1, life=1, settings=settings)
-            least = max(1, as_range(pool.pods).min) if pool.name == shrinks and spare[shrinks] > 0 else None
+            least = least_of(pool) if pool.name == shrinks and spare[shrinks] > 0 else None
             count = counts[pool.name]
             near = topology.asked(spec, pool.name)
             found.append(

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from rlinf_api import conditions, names, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.edits import goal_of
-from rlinf_api.job import FailureAction, PoolStatus, RLJobSpec, SuspendedBy
+from rlinf_api.job import FailureAction, PlacementMode, PoolStatus, RLJobSpec, SuspendedBy
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests import asking, certificates, config, disruption, metadata, network, pods
 from rlinf_operator.manifests.asking import OrderKind, QueueOrder
@@ -125,7 +125,8 @@ def _queue_up(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
         draft.set(JobCondition.SUSPENDED, Status.FALSE, Reason.NOT_SUSPENDED)
     sets: tuple[asking.PodSet, ...] = ()
     if choice.current is not None:
-        sets = asking.pod_sets(observed.job, spec, choice.pods(), settings=draft.settings)
+        fewest = choice.pods() if spec.placement.mode is PlacementMode.PINNED else choice.fewest()
+        sets = asking.pod_sets(observed.job, spec, choice.pods(), fewest=fewest, settings=draft.settings)
     kind = queueing.asks(view, wanted=asking.inputs(sets) if sets else "") if view is not None else None
     order = QueueOrder(kind=kind, queue=view.queue, pod_sets=sets) if view is not None and kind is not None else None
     if gate.reason is Reason.NOT_PLACED:  # its next try has a group of its own

@@ -143,8 +143,20 @@ def plan_view(manifest: Manifest) -> tuple[PlanView, tuple[str, ...]]:
         problem=problem,
         approved_by=str(annotations.get(names.ANNOTATION_APPROVED_BY, "")),
         stays=str(annotations.get(names.ANNOTATION_STAYS, ""))[: names.MAX_STAYS],
+        fewest=_fewest(annotations),
     )
     return view, left_out
+
+
+def _fewest(annotations: Manifest) -> dict[str, int]:
+    """Empty where somebody made something else of it."""
+    try:
+        found = json.loads(annotations.get(names.ANNOTATION_FEWEST) or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(pool): pods for pool, pods in found.items() if isinstance(pods, int) and pods >= 1}
 
 
 def _policy(manifest: Manifest | None) -> PolicyView | None:

@@ -78,6 +78,12 @@ class PlanChoice:
                 wanted[pool] = max(wanted.get(pool, 0), pods)
         return wanted
 
+    def fewest(self) -> dict[str, int]:
+        """Pods per pool with which there would be a plan, too; nobody makes another for a person's."""
+        if self.current is None or _is_users(self.current):
+            return self.pods_in_force()
+        return dict(self.current.fewest)
+
     def pods_in_force(self) -> dict[str, int]:
         return _pods(self.current) or dict(self.pods_kept)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -31,6 +31,8 @@ class PlanView:
     """By its annotation."""
     stays: str = ""
     """By its annotation: why the scheduler writes no other, as `Best: revision 3 takes 0.1 s a step, ...`."""
+    fewest: Mapping[str, int] = field(default_factory=dict)
+    """By its annotation: pods of a pool below which the scheduler would have no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

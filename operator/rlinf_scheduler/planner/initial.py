@@ -12,15 +12,17 @@ in its reason. Names are never compared, only positions: a renamed role or pool 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from pydantic import ValidationError
 
 from rlinf_api import sentences
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import PlacementMode, PoolSpec, RLJobSpec, as_range
+from rlinf_api.job import PlacementMode, PoolSpec, Range, RLJobSpec, as_range
 from rlinf_api.plan import (
     BasedOn,
     Capacity,
@@ -105,6 +107,38 @@ def initial(
         said = [str(error)]
     where = "in spec.flow.config or spec.pools"
     return Infeasible(reasons=tuple(Objection(f"no plan can hold it: {what} {where}") for what in said))
+
+
+def fewest_pods(spec: RLJobSpec, pods: Mapping[str, int]) -> dict[str, int]:
+    """Of each pool that has more pods than it must have: how few a first plan could do with, while the other pools have
+    `pods`. What a queue may admit in part.
+
+    >>> pools = [{"name": "cpu", "roles": ["env"], "pods": {"min": 1, "max": 9}, "slots": {"perPod": 2}}]
+    >>> role = {"name": "env", "kind": "m:E", "workers": {"min": 3, "max": 9}}
+    >>> spec = RLJobSpec.model_validate({"flow": {"name": "m:f", "steps": 1}, "roles": [role], "pools": pools})
+    >>> fewest_pods(spec, {"cpu": 4})
+    {'cpu': 2}
+    """
+    found: dict[str, int] = {}
+    for pool in spec.pools:
+        most = pods.get(pool.name, 0)
+        low = max(1, as_range(pool.pods).min)
+        if most > low:
+            tried = range(low, most)  # what a plan has, it can do with
+            found[pool.name] = low + bisect_left(tried, True, key=partial(_has_room, spec, pods, pool.name))
+    return found
+
+
+def _has_room(spec: RLJobSpec, pods: Mapping[str, int], name: str, most: int) -> bool:
+    """For a first plan, with so many pods of pool `name`."""
+
+    def bound(pool: PoolSpec) -> PoolSpec:
+        count = most if pool.name == name else max(1, pods.get(pool.name, 0))
+        least = min(as_range(pool.pods).min, count)
+        return pool.model_copy(update={"pods": Range(min=least, max=count)})
+
+    placed = _placed(spec.model_copy(update={"pools": [bound(pool) for pool in spec.pools]}))
+    return isinstance(placed, FirstLayout)
 
 
 def _placed(spec: RLJobSpec) -> FirstLayout | Infeasible:

@@ -248,6 +248,34 @@ def test_fewer_pods_than_asked_for_are_a_plan_of_fewer():
     assert world.status.plan.current == "math-p2"
 
 
+def scheduled(revision: int, pods: int, *, code: str = "Initial", **fields: Any):
+    return builders_plans.plan(revision, pods=pods, source="Scheduler", reason={"code": code, "message": ""}, **fields)
+
+
+def of_sim(world: World) -> tuple[int, int | None]:
+    """(pods, fewest) that its queue would be asked for."""
+    world.queue = ASKED
+    told = world.decide().queue
+    assert told is not None
+    return next((s.count, s.least) for s in told.pod_sets if s.name == "sim")
+
+
+def test_no_fewer_pods_are_asked_for_than_a_plan_could_do_with():
+    world = queued(builders_plans.job()).with_plan(scheduled(1, 3))
+    assert of_sim(world) == (3, 1), "by the pool's bounds alone"
+    world.plans = [replace(world.plans[0], fewest={"sim": 2})]
+    assert of_sim(world) == (3, 2)
+    world.plans = [replace(world.plans[0], fewest={"sim": 3})]
+    assert of_sim(world) == (3, None)
+
+
+def test_a_plan_that_a_person_wants_is_admitted_as_it_is_or_not_at_all():
+    world = queued(builders_plans.job()).with_plan(scheduled(1, 1)).with_plan(builders_plans.plan(2, pods=3))
+    assert of_sim(builders_plans.pin(world, "math-p2")) == (3, None)
+    world = queued(builders_plans.job()).with_plan(scheduled(1, 3))
+    assert of_sim(builders_plans.pin(world, "math-p1")) == (3, None)
+
+
 def test_a_plan_that_wants_more_than_was_admitted_is_told_so():
     world = builders_plans.running()
     world.queue = place(

@@ -59,6 +59,20 @@ async def test_the_object_of_a_plan_is_this():
     assert (found["spec"]["revision"], found["spec"]["reason"]["code"]) == (3, "CapacityChanged")
 
 
+async def test_the_plan_of_a_job_with_a_queue_says_how_few_pods_would_do():
+    store, job = await world()
+    job["spec"]["pools"][0] |= {"pods": {"min": 1, "max": 3}}
+    job["spec"]["roles"][0]["workers"] = {"min": 5, "max": 9}
+    job["metadata"]["labels"] = {names.LABEL_QUEUE: "team"}
+    await Planning(store).request_plan(job, reason="Initial", highest_revision=0)
+    found = await store.get("RLPlan", "math-p1", namespace="team")
+    most, said = found["spec"]["pools"][0]["pods"], json.loads(found["metadata"]["annotations"]["rlinf.io/fewest-pods"])
+    assert (most, said) == (2, {"sim": 2})
+    del job["metadata"]["labels"]
+    await Planning(store).request_plan(job, reason="Initial", highest_revision=1)
+    assert "annotations" not in (await store.get("RLPlan", "math-p2", namespace="team"))["metadata"]
+
+
 async def test_a_reason_that_this_version_does_not_know_is_a_first_plan_and_a_job_of_no_namespace_is_in_default():
     store, job = await world()
     del job["metadata"]["namespace"]
