@@ -107,9 +107,12 @@ def choose(
             passed_over.append(replace(plan, problem=problem))
         else:
             usable.append(plan)
+    narrow = _narrow(usable) if observed.queue is not None else set()
     in_force = _in_force(usable, passed_over, observed, spec, report, fresh=fresh)
+    if fresh and in_force is not None and in_force.revision in narrow:
+        in_force = None  # of the life before
     unapproved = _unapproved(usable, spec, in_force)
-    approved = [plan for plan in usable if plan not in unapproved]
+    approved = [plan for plan in usable if plan not in unapproved and plan.revision not in narrow]
     target, problem, reason = _target(approved, passed_over, observed, spec, in_force)
     current = in_force or target
     said = report.plan_revision if report is not None else 0
@@ -155,6 +158,20 @@ def _not_admitted(
     newer = (p for p in passed_over if p.revision > current.revision and not _is_users(p))
     over = [p for p in newer if queueing.exceeds(_pods(p), most) and not _problem(p, observed, spec)]
     return over[-1] if over else None
+
+
+def _narrow(usable: list[PlanView]) -> set[int]:
+    """Revisions of plans that were made, or go back to one that was made, because a queue admitted fewer pods than an
+    earlier plan has, which may be used today: with the next admission a job asks for what that one has."""
+    own = [plan for plan in usable if plan.spec is not None and not _is_users(plan)]
+    found: set[int] = set()
+    for number, plan in enumerate(own):
+        assert plan.spec is not None
+        within = plan.spec.reason.code is PlanReason.CAPACITY_CHANGED or plan.spec.based_on.revision in found
+        wider = (p for p in own[:number] if p.revision not in found and queueing.exceeds(_pods(p), _pods(plan)))
+        if within and any(wider):
+            found.add(plan.revision)
+    return found
 
 
 def _unapproved(usable: list[PlanView], spec: RLJobSpec, in_force: PlanView | None) -> list[PlanView]:

@@ -276,6 +276,46 @@ def test_a_plan_that_a_person_wants_is_admitted_as_it_is_or_not_at_all():
     assert of_sim(builders_plans.pin(world, "math-p1")) == (3, None)
 
 
+def of_fewer(pods: int) -> QueueView:
+    less = {"driver": Share(count=1), "sim": Share(count=pods), "train": Share(count=1)}
+    return place(QueueStanding.GRANTED, shares=less)
+
+
+def test_a_job_that_was_admitted_in_part_asks_for_all_of_it_the_next_time():
+    world = queued(builders_plans.job()).with_plan(scheduled(1, 3)).with_plan(scheduled(2, 2, code="CapacityChanged"))
+    later = scheduled(3, 2, code="Drift", basedOn={"revision": 2})
+    for known in (world, queued(builders_plans.job()).with_plan(scheduled(1, 3))):
+        assert of_sim(known) == (3, 1)
+    world.with_plan(later)
+    assert of_sim(world) == (3, 1), "nor does what was learnt meanwhile"
+    world.queue = of_fewer(2)
+    assert world.decide().request_plan == ""
+    world.step()
+    assert world.status.plan.current == "math-p3"
+    assert len(world.names()) == 1 + 2 + 1
+    world.all_ready().report(plan_revision=3, plan_switches=1, step=5)
+    world.step()
+    world.queue = place(QueueStanding.WITHDRAWN)
+    world.step()
+    assert drained(world).names() == []
+    assert of_sim(world) == (3, 1), "though the smaller one was in force last"
+
+    again = queued(builders_plans.job()).with_plan(scheduled(1, 3)).with_plan(scheduled(2, 2, code="CapacityChanged"))
+    again.queue = of_fewer(3)
+    again.step()
+    assert again.status.plan.current == "math-p1"
+    assert len(again.names()) == 1 + 3 + 1
+    again.all_ready().report(plan_revision=1, plan_switches=1, step=1)
+    again.step()
+    assert again.status.plan.pending == "", "the smaller one is not gone back to"
+
+
+def test_without_a_queue_a_smaller_plan_is_the_newest():
+    world = builders_plans.job().world().with_plan(scheduled(1, 3)).with_plan(scheduled(2, 2, code="CapacityChanged"))
+    world.step()
+    assert world.status.plan.current == "math-p2"
+
+
 def test_a_plan_that_wants_more_than_was_admitted_is_told_so():
     world = builders_plans.running()
     world.queue = place(
