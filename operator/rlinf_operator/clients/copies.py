@@ -91,7 +91,7 @@ def _workload(obj: Manifest) -> Manifest:
     """Without the templates of its pods, and of the nodes that were chosen for them only by which labels: Kueue itself
     writes them into pods."""
     spec, status = obj.get("spec") or {}, _some(obj.get("status") or {}, _WORKLOAD_STATUS)
-    sets = [_some(one, ("name", "topologyRequest")) for one in spec.get("podSets") or []]
+    sets = [_some(one, ("name", "count", "topologyRequest")) for one in spec.get("podSets") or []]
     if admission := status.get("admission"):
         assigned = [_assignment(one) for one in admission.get("podSetAssignments") or []]
         status["admission"] = {**admission, "podSetAssignments": assigned}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -204,7 +204,10 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
     annotations = found["metadata"].get("annotations") or {}
     reason, said = str(words.get("reason") or ""), str(words.get("message") or "")
     queue = ((found.get("status") or {}).get("admission") or {}).get("clusterQueue")
-    message = f"ClusterQueue {queue}" if standing is QueueStanding.GRANTED else f"{said} ({reason})" if said else reason
+    if standing is QueueStanding.GRANTED:
+        message = ", ".join([f"ClusterQueue {queue}", *_fewer(found)])
+    else:
+        message = f"{said} ({reason})" if said else reason
     return PlaceInQueue(
         name=found["metadata"]["name"],
         uid=found["metadata"]["uid"],
@@ -217,6 +220,16 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
         message=message[:MESSAGE_CHARS],
         shares=shares if standing is QueueStanding.GRANTED else {},
     )
+
+
+def _fewer(found: Manifest) -> Iterator[str]:
+    """Of pod sets that were admitted in part."""
+    assigned = ((found.get("status") or {}).get("admission") or {}).get("podSetAssignments") or []
+    counts = {one["name"]: int(one.get("count") or 0) for one in assigned}
+    for asked in (found.get("spec") or {}).get("podSets") or []:
+        name, count = asked["name"], int(asked.get("count") or 0)
+        if counts.get(name, count) < count:
+            yield f"{counts[name]} of the {count} pods that pool {name} asked for"
 
 
 def _of_topology(found: Manifest, pod_set: str) -> Manifest:

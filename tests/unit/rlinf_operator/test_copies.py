@@ -225,10 +225,10 @@ def test_a_workload_is_kept_without_the_templates_of_its_pods():
     nodes = {"levels": ["rack"], "slices": [{"domainCount": 1}]}
     assigned = [{"name": "sim", "count": 1, "topologyAssignment": nodes}, {"name": "driver", "count": 1}]
     told = {"conditions": [{"type": "Admitted", "status": "True"}]}
-    near = {"name": "sim", "topologyRequest": {"required": "rack"}}
+    near = {"name": "sim", "count": 1, "topologyRequest": {"required": "rack"}}
     workload = {
         "kind": "Workload", "metadata": meta,
-        "spec": {"queueName": "team-a", "active": True, "podSets": [{**near, "count": 1, "template": {}}]},
+        "spec": {"queueName": "team-a", "active": True, "podSets": [{**near, "minCount": 1, "template": {}}]},
         "status": {**told, "admission": {"podSetAssignments": assigned}, "requeueState": {"count": 3}},
     }  # fmt: skip
     found = kept(workload)

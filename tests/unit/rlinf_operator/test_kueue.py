@@ -135,6 +135,26 @@ def test_where_a_job_stands_is_read_off_the_conditions(conditions, fields, stand
     assert kueue.place_of(found, shares={}).standing is QueueStanding.GOING
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((1, 4, 2), "ClusterQueue cq"),
+        ((1, 3, 2), "ClusterQueue cq, 3 of the 4 pods that pool gpu asked for"),
+        ((1, 4), "ClusterQueue cq"),
+    ],
+)
+async def test_an_admission_says_which_pool_has_fewer_pods_than_it_asked_for(served, counts, said):
+    assigned = [{"name": n, "count": c} for n, c in zip(("driver", "gpu", "sim"), counts, strict=False)]
+    found = workload(*ADMITTED, admission={"clusterQueue": "cq", "podSetAssignments": assigned})
+    gpu = {"name": "gpu", "count": 4, "minCount": 2}
+    found["spec"]["podSets"] = [{"name": "driver", "count": 1}, gpu, {"name": "sim", "count": 2}]
+    served.server.put(found)
+    await seen(served, QueueStanding.GRANTED)
+    place = (await served.look()).place
+    assert place is not None
+    assert place.message == said
+
+
 async def test_without_the_kind_nobody_serves_queues_until_it_is_there(server, monkeypatch):
     monkeypatch.setattr(reflector, "RETRY_MAX_S", 0.05)
     server.fault(status=404, times=1000, path="/workloads")
