@@ -63,6 +63,6 @@ class Metrics:
             "rlinf_operator_queue_orders_total", "What the queue's provider was told, of all jobs", ["order"],
             registry=own,
         )  # fmt: skip
-        for order in ("ask", "change", "ready", "give_back", "leave", "finish"):
+        for order in ("ask", "change", "ready", "lacks", "give_back", "leave", "finish"):
             self.queue_orders.labels(order=order)
         self.leader = Gauge("rlinf_operator_leader", "1 while this replica leads", registry=own)

@@ -10,7 +10,7 @@ There is no integration of ours in Kueue itself; this does what those that it ha
 |---|---|
 | spec when the job waits; again where what it asks for changes | Admitted, the admission with flavors and counts |
 | QuotaReserved=False and no admission, when evicted pods are gone | Evicted |
-| PodsReady, once for each admission; Finished | |
+| PodsReady when all are, and when one is lost that finds no node; Finished | |
 
 A Workload has no finalizer of ours: deleting an RLJob leaves nothing. So quota is free at once where somebody deletes
 one by hand, while the job's pods are still drained.
@@ -42,6 +42,8 @@ FLAVOR_S: Final = 60.0
 FLAVORS_KEPT: Final = 256  # a cluster has one for each kind of node
 GATE_OF_TOPOLOGY: Final = "kueue.x-k8s.io/topology"
 MESSAGE_CHARS: Final = 1000
+WAITS_FOR_RECOVERY: Final = "WaitForRecovery"
+"""Reason of PodsReady=False from which recoveryTimeout of Kueue's waitForPodsReady counts."""
 _AGAIN_AT_ONCE: Final = ("Preempted", "NodeFailures")
 """Evictions after which Kueue's own integrations queue a job again at once; of others Kueue says when."""
 
@@ -281,8 +283,16 @@ def _given_back(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifes
 
 
 def _ready(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
-    ready = {"type": "PodsReady", "status": "True", "reason": "Started", "message": "All pods are ready"}
+    before = _conditions(found).get("PodsReady", {}).get("reason")
+    reason = "Recovered" if before == WAITS_FOR_RECOVERY else "Started"
+    ready = {"type": "PodsReady", "status": "True", "reason": reason, "message": "All pods are ready"}
     return {"conditions": _with(found, [ready], now=now)}
+
+
+def _lacks(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
+    said = order.message[:MESSAGE_CHARS]
+    lacks = {"type": "PodsReady", "status": "False", "reason": WAITS_FOR_RECOVERY, "message": said}
+    return {"conditions": _with(found, [lacks], now=now)}
 
 
 def _finished(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
@@ -294,6 +304,7 @@ def _finished(found: Manifest, order: QueueOrder, *, now: datetime) -> Manifest:
 _CHANGES: Final = {
     OrderKind.GIVE_BACK: _given_back,
     OrderKind.READY: _ready,
+    OrderKind.LACKS: _lacks,
     OrderKind.FINISH: _finished,
 }  # fmt: skip
 

@@ -106,6 +106,7 @@ class OrderKind(StrEnum):
     CHANGE = "change"  # what it waits for, or in which queue
     GIVE_BACK = "give_back"  # after a withdrawal, once the pods are gone: it waits again
     READY = "ready"
+    LACKS = "lacks"  # pods that were ready, with no prospect of others
     LEAVE = "leave"
     FINISH = "finish"
 

@@ -146,14 +146,18 @@ def asks(view: QueueView, *, wanted: str) -> OrderKind | None:
     return OrderKind.CHANGE if moved and not place.holds else None
 
 
-def of_running(view: QueueView | None, *, ready: bool) -> QueueOrder | None:
-    """Of a job that may have pods. A provider that waits for pods to be ready evicts those that nobody calls so; it is
-    told once for each admission. A job whose label was taken off leaves."""
+def of_running(view: QueueView | None, *, ready: bool, lacks: str = "") -> QueueOrder | None:
+    """Of a job that may have pods. A provider that waits for pods to be ready evicts those that nobody calls so. It is
+    told when they are, and afterwards of a pod that is lacking with no prospect (`lacks` says why); those that start
+    anew are none of its business. A job whose label was taken off leaves."""
     if view is not None and not view.queue:
         return leaves(view, pods_left=False)
     place = view.place if view is not None else None
-    granted = place is not None and place.standing is QueueStanding.GRANTED and not place.ready
-    return QueueOrder(kind=OrderKind.READY) if granted and ready else None
+    if place is None or place.standing is not QueueStanding.GRANTED or place.gang is not None:
+        return None
+    if place.ready:
+        return QueueOrder(kind=OrderKind.LACKS, message=lacks) if lacks else None
+    return QueueOrder(kind=OrderKind.READY) if ready else None
 
 
 def leaves(view: QueueView | None, *, pods_left: bool) -> QueueOrder | None:

@@ -36,6 +36,8 @@ DRIVER = PodPlace(component=names.COMPONENT_DRIVER)
 PER_PASS = 128
 """Pods that one pass makes. 128: a second of all that a small API server takes; most jobs are made in one pass. No
 other pod is rendered: what a pass computes, all jobs wait for, and 2,000 manifests are a quarter of a second."""
+HOPELESS = (Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.PODS_MISSING)
+"""Of PodsReady: a pod that is needed is not there and does not just start."""
 LOOKS_AGAIN_S = 15.0
 """How often a job that waits looks whether its RLRuntime is there, and right, by now. 15 s: a person who repairs one
 looks at the job next; a thousand jobs that wait for one are one call each second."""
@@ -343,7 +345,11 @@ def _write_running(
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
         plan_within=gate.most(),
-        queue=queueing.of_running(observed.queue, ready=ready is not None and ready.status is Status.TRUE),
+        queue=queueing.of_running(
+            observed.queue,
+            ready=ready is not None and ready.status is Status.TRUE,
+            lacks=ready.message if ready is not None and ready.reason in HOPELESS else "",
+        ),
         service=None if observed.has_service else network.headless(observed.job),
         network_policy=policy,
         delete_network_policy=unwanted_policy,

@@ -10,7 +10,8 @@ from rlinf_api.conditions import Condition, PlanCondition, Status, state_of
 from rlinf_api.job import FailureAction, RLJobStatus
 from rlinf_api.report import DriverState
 from rlinf_operator.manifests import asking
-from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, QueueStanding, QueueView, Share
+from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, PodGang, QueueStanding, QueueView, Share
+from rlinf_operator.policies import queueing
 from rlinf_operator.reconcile.events import of_transition
 from tests import builders_plans
 from tests.builders import World, ppo_job
@@ -222,6 +223,33 @@ def test_the_provider_is_told_once_that_all_pods_are_ready():
     assert order(world) is None
     world.queue = NOBODY
     assert order(world) is None
+
+
+def test_the_provider_is_told_of_a_lost_pod_that_finds_no_node_and_of_no_other():
+    world = admitted()
+    world.queue = place(QueueStanding.GRANTED, ready=True)
+    world.exited("math-sim-0-a1", 1).later(60)
+    for _ in range(3):
+        assert order(world) is None, "another starts"
+    world.waiting("math-sim-0-a2", unschedulable="0/3 nodes are available")
+    told = world.step().queue
+    assert told is not None
+    assert told.kind is OrderKind.LACKS
+    assert "no node has room for math-sim-0-a2: 0/3 nodes are available" in told.message
+    world.queue = place(QueueStanding.GRANTED, ready=False)
+    assert order(world) is None
+    world.ready("math-sim-0-a2")
+    assert order(world) is OrderKind.READY
+
+
+def test_who_places_pods_itself_is_told_of_none():
+    found = place(QueueStanding.GRANTED, ready=True)
+    assert found.place is not None
+    told = queueing.of_running(found, ready=False, lacks="no node")
+    assert told is not None
+    assert told.kind is OrderKind.LACKS
+    gang = replace(found.place, gang=PodGang(name="rljob-math", size=4))
+    assert queueing.of_running(replace(found, place=gang), ready=False, lacks="no node") is None
 
 
 def test_a_replaced_pod_goes_there_too():

@@ -324,6 +324,19 @@ async def test_pods_that_are_ready_are_said_to_be_and_not_those_of_the_next_admi
     assert served.conditions()["PodsReady"][:2] == ("False", "WaitForStart")
 
 
+async def test_a_pod_that_is_lost_and_finds_no_node_is_said_until_all_are_ready_again(served):
+    served.server.put(workload(*ADMITTED, ("PodsReady", "True", "Started"), admission={"clusterQueue": "cq"}))
+    await seen(served, QueueStanding.GRANTED)
+    await served.tell(OrderKind.LACKS, message="no node has room")
+    assert served.conditions()["PodsReady"] == ("False", "WaitForRecovery", "2026-11-26T12:00:00Z")
+    assert served.stored()["status"]["conditions"][-1]["message"] == "no node has room"
+    place = (await served.look()).place
+    assert place is not None
+    assert not place.ready
+    await served.tell(OrderKind.READY)
+    assert served.conditions()["PodsReady"][:2] == ("True", "Recovered")
+
+
 async def test_a_finished_job_says_how_it_ended(served):
     served.server.put(workload(*ADMITTED, admission={"clusterQueue": "cq"}))
     await seen(served, QueueStanding.GRANTED)
