@@ -13,6 +13,8 @@ from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, PodGang, QueueStanding, QueueView, Share
 from rlinf_operator.policies import queueing
 from rlinf_operator.reconcile.events import of_transition
+from rlinf_operator.reconcile.observe import plan_view
+from rlinf_scheduler.jobs import plan_manifest
 from tests import builders_plans
 from tests.builders import World, ppo_job
 from tests.builders_plans import store_statuses
@@ -295,6 +297,17 @@ def test_no_fewer_pods_are_asked_for_than_a_plan_could_do_with():
     assert of_sim(world) == (3, 2)
     world.plans = [replace(world.plans[0], fewest={"sim": 3})]
     assert of_sim(world) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [('{"sim": 2}', {"sim": 2}), ("", {}), ("{", {}), ("[2]", {}), ('{"sim": "2", "train": 0}', {})],
+)
+def test_how_few_would_do_is_read_off_the_plan_and_nonsense_is_not(written, read):
+    plan = plan_manifest(scheduled(1, 3), namespace="team")
+    plan["metadata"] |= {"uid": "x", "annotations": {"rlinf.io/fewest-pods": written}}
+    view, _ = plan_view(plan)
+    assert view.fewest == read
 
 
 def test_a_plan_that_a_person_wants_is_admitted_as_it_is_or_not_at_all():
