@@ -123,7 +123,7 @@ def commit_to_loaded_s(metrics: Metrics, spans: Spans) -> float:
     0.2
     """
     loaded = _loaded(spans)
-    found = [loaded[line["step"]] - line["time"] for line in metrics[WARM:] if line["step"] in loaded]
+    found = [loaded[line["step"]] - float(line["time"]) for line in metrics[WARM:] if line["step"] in loaded]
     if not found:
         raise BenchError(f"no step of {len(metrics)} has weights behind its commit in the run's spans")
     return round(statistics.median(found), 6)
