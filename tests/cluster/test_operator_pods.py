@@ -29,7 +29,7 @@ START_S = 60
 COMPLETE_S = 120
 """From a pod's start, or of STEPS steps that take no time: 10 s on an idle machine, ten times that when busy."""
 DRAIN_S = 60
-"""What the product promises of `kubectl drain`; an agent has 30 s of grace and needs a second or two of them."""
+"""What the product promises of `kubectl drain`: a pod has 30 s of grace, and works on for 17 of them at most."""
 NAMED_S = 30
 """Until a condition says why a pod does not start: the kubelet's first pull fails within 2 s, the scheduler's first
 try at once; a status write follows within a second. Ten times that when busy."""
