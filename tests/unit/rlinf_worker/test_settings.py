@@ -32,6 +32,7 @@ def test_the_defaults_are_these():
         "step_deadline_factor": 10.0,
         "stop_grace_s": 10.0,
         "hurry_after_s": 1.0,
+        "leave_reserve_s": 3.0,
         "reap_timeout_s": 2.0,
         "stacks_timeout_s": 1.0,
         "peer_wait_s": 1800.0,
