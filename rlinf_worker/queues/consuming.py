@@ -44,9 +44,7 @@ class Consuming:
         self.is_here, self.is_gang = spec.consumer == host.role, spec.rounds
         self.account = host.account(spec.name, "consumer")
         self.account.units, self.account.level = True, self._level
-        self.given = QueueConsumer[Message](
-            window=messages.window(spec), rounds=spec.rounds, takes_turns=lambda: host.waits.gate is not None
-        )
+        self.given = QueueConsumer[Message](window=messages.window(spec), rounds=spec.rounds)
         self.arrival = host.waits.signal()
         self.ended = EndedUnits()
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)

@@ -9,22 +9,17 @@ For: queues.consuming, which moves what these decide.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, takewhile
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import InvariantBroken
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 P = TypeVar("P")  # whatever holds a payload
-
-IN_TURNS: Final = 32
-"""Units that may wait at a role that takes turns, at least. One that has worked off what is here loses its turn within
-half a millisecond to whoever can have the slots, and what it is given next is 2 to 4 ms away on busy cores: half of
-these are as long where a unit takes a quarter of a millisecond. More would go to one of two workers beforehand."""
 
 
 class _State(Enum):
@@ -191,10 +186,9 @@ class QueueConsumer(Generic[P]):
     would count units that are on their way as if they were not.
     """
 
-    def __init__(self, *, window: int, rounds: bool, takes_turns: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, *, window: int, rounds: bool) -> None:
         self.window = max(1, window)
         self.room = 0  # units that the role could begin now, where it has said so
-        self._takes_turns = takes_turns
         self.units = GivenUnits[P]()
         self._is_gang = rounds
         self._order: dict[Age, deque[UnitId]] = {}  # assigned and not taken
@@ -231,8 +225,7 @@ class QueueConsumer(Generic[P]):
     @property
     def _most(self) -> int:
         """That may wait here. What can be begun at once waits for nothing."""
-        in_turns = IN_TURNS if self._takes_turns() and not self._is_gang else 0
-        return max(self.window, self.room, in_turns)
+        return max(self.window, self.room)
 
     def forget_credit(self) -> None:
         """Nothing counts that has been stated: the stream to the driver is new, or the plan."""

@@ -120,7 +120,6 @@ class Pauses:
     """In the place of channels.waiting.Waits: whoever waits is resumed after each message and looks again."""
 
     stopped: str | None = None
-    gate = None
 
     def signal(self) -> Silent:
         return Silent()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.given import IN_TURNS, QueueConsumer, RoundPart
+from rlinf_worker.queues.given import QueueConsumer, RoundPart
 from rlinf_worker.queues.parents import Parents
 from rlinf_worker.queues.receipts import Receipts
 from rlinf_worker.queues.shelf import Shelf, ShelvedPayload
@@ -192,17 +192,6 @@ def test_a_role_that_has_room_for_more_than_the_plan_says_asks_for_all_of_it():
         pass
     given_.room = 0
     assert given_.credit_due() == 2, "it begins none now: what the plan lets wait"
-
-
-@pytest.mark.parametrize(("window", "rounds", "most"), [(2, False, IN_TURNS), (100, False, 100), (2, True, 2)])
-def test_who_takes_turns_is_given_enough_to_work_on_while_more_is_on_its_way(window, rounds, most):
-    """But no more rounds: they are made of what all ranks have room for."""
-    in_turns = [False]
-    given_ = QueueConsumer[str](window=window, rounds=rounds, takes_turns=lambda: in_turns[0])
-    assert given_.credit_due() == window
-    given_.forget_credit()
-    in_turns[0] = True
-    assert given_.credit_due() == most
 
 
 def test_what_was_given_for_room_that_is_gone_asks_for_no_more():
