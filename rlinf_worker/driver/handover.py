@@ -47,8 +47,9 @@ class HandOver:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """A rank of a gang that ends steps is about to go."""
-        return any(map(self._holds_rank, self._leavers)) and not self._commits.rests
+        """A rank of a gang that ends steps is about to go, and there is a place for what it has learnt."""
+        has_place = bool(self._job.checkpoint_uri) and not self._commits.rests
+        return has_place and any(map(self._holds_rank, self._leavers))
 
     def leaves(self, key: PodKey, *, within_s: float) -> None:
         """Its agent says so."""

@@ -118,6 +118,8 @@ async def test_without_a_place_for_checkpoints_the_successor_is_enough(world):
     world = world(checkpoints=False, steps=8)
     await until_step(world, 3)
     world.evict(*ACTOR)
+    assert world.said[-1][0] == "leaving"
+    assert "saved" not in world.said[-1][1], "nothing can be"
     world.successor(*ACTOR)
     world._come()
     assert not world.coming
