@@ -62,6 +62,11 @@ class Paced:
         """From here on a step takes what it takes."""
         (self._folder / "go").touch()
 
+    @property
+    def checkpoints(self) -> str:
+        """A place that its pods may write to, as spec.checkpoint.uri."""
+        return f"file://{MOUNT}/{CHECKPOINTS}"
+
     def job(self, *, steps: int = STEPS, **spec: Any) -> Manifest:
         """`cartpole` with this environment; it asks for little, as it does little."""
         manifest = cartpole(claim=self._claim, steps=steps, **spec)

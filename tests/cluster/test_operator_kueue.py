@@ -10,18 +10,24 @@ these are pods that nobody starts: where they may be is what is looked at.
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster import worker_image
-from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, pods_of, refused_calls
+from tests.cluster.control_plane import (
+    ControlPlane,
+    Manifest,
+    cartpole,
+    condition,
+    is_complete,
+    is_stepping,
+    pods_of,
+    refused_calls,
+)
 from tests.cluster.kueues import KUEUE, LABEL, local_queue, said, workload
-from tests.cluster.paced import FOLDERS, Paced
+from tests.cluster.paced import Paced
 from tools.testcluster import binaries
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.layout import Options
@@ -209,30 +215,11 @@ def test_the_second_of_two_jobs_waits_and_both_run_where_their_flavor_says(
 
 
 def test_an_evicted_job_goes_on_later_where_it_was(
-    cluster: Cluster, namespace: str, claim: str, queue: str, plane: ControlPlane
+    cluster: Cluster, namespace: str, claim: str, queue: str, plane: ControlPlane, paced: Paced
 ):
-    folder = Path(tempfile.mkdtemp(prefix="rlinf-kueue-", dir=FOLDERS))
-    folder.chmod(0o777)
-    cluster.site_packages_volume(namespace, name="checkpoints", folder=folder)
-    try:
-        with Paced(cluster, namespace, claim=claim) as paced:
-            _evicted_and_back(cluster, namespace, claim, plane, paced)
-    finally:
-        cluster.api.delete(f"/api/v1/persistentvolumes/{namespace}-checkpoints")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _evicted_and_back(cluster: Cluster, namespace: str, claim: str, plane: ControlPlane, paced: Paced) -> None:
-    low = queued(paced.job(checkpoint={"uri": "file:///checkpoints", "everySteps": 1000}), name="low")
-    template = low["spec"]["pools"][0]["template"]["spec"]
-    template["containers"][0]["volumeMounts"].append({"name": "checkpoints", "mountPath": "/checkpoints"})
-    template["volumes"].append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}})
+    low = queued(paced.job(checkpoint={"uri": paced.checkpoints, "everySteps": 1000}), name="low")
     plane.apply(namespace, low)
-
-    def steps(job: Manifest) -> bool:
-        return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
-
-    plane.until(namespace, "low", steps, what="the first job's steps", timeout_s=LIMIT_S)
+    plane.until(namespace, "low", is_stepping, what="the first job's steps", timeout_s=LIMIT_S)
 
     # One of more priority takes its place, once its checkpoint is written and its pods are gone.
     urgent = cartpole("urgent", claim=claim, steps=2)
@@ -246,7 +233,7 @@ def _evicted_and_back(cluster: Cluster, namespace: str, claim: str, plane: Contr
     left_at = evicted["status"]["step"]
     assert evicted["status"]["checkpoint"]["step"] == left_at >= 1
     plane.until(namespace, "urgent", is_complete, what="the urgent job to complete", timeout_s=LIMIT_S)
-    again = plane.until(namespace, "low", steps, what="the first job to go on", timeout_s=LIMIT_S)
+    again = plane.until(namespace, "low", is_stepping, what="the first job to go on", timeout_s=LIMIT_S)
     assert again["status"]["step"] >= left_at
     assert again["status"]["life"] == 2
 

@@ -13,10 +13,9 @@ import pytest
 
 from rlinf_api import names
 from tests.cluster import hungry, worker_image
-from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, pods_of
-from tests.cluster.paced import CHECKPOINTS, STEPS, Paced
+from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, is_stepping, pods_of
+from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
-from tests.conformance.world import MOUNT
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.faults import Faults
@@ -47,14 +46,6 @@ PULLED_S = 60
 def plane(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(cluster, tmp_path_factory.mktemp("plane")) as made:
         yield made
-
-
-def is_stepping(job: Manifest) -> bool:
-    return condition(job, "Running") == "True" and (job["status"].get("step") or 0) >= 1
-
-
-def is_complete(job: Manifest) -> bool:
-    return condition(job, "Complete") == "True"
 
 
 def says(job: Manifest, kind: str, reason: str) -> str:
@@ -97,9 +88,8 @@ def away_from_the_driver(manifest: Manifest) -> Manifest:
 def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     plane: ControlPlane, cluster: Cluster, namespace: str, paced: Paced, component: str
 ):
-    manifest = away_from_the_driver(paced.job())
-    manifest["spec"]["checkpoint"] = {"uri": f"file://{MOUNT}/{CHECKPOINTS}", "everySteps": 1000}
-    driver, worker = started(plane, namespace, manifest)
+    manifest = paced.job(checkpoint={"uri": paced.checkpoints, "everySteps": 1000})
+    driver, worker = started(plane, namespace, away_from_the_driver(manifest))
     node = (driver if component == "driver" else worker)["spec"]["nodeName"]
     apart = driver["spec"]["nodeName"] != worker["spec"]["nodeName"]
     began = time.monotonic()
