@@ -64,6 +64,7 @@ class QueueChannel:
     # --- consumer -----------------------------------------------------------------------------------------------------
     async def take(self) -> Item:
         self._refuse(gang=True, instead="take_round()")
+        self.into.asks()
         if not self.into.given.has_next():
             await self._wait(self.into.given.has_next, "a unit")
         item = self.take_now()
@@ -76,6 +77,7 @@ class QueueChannel:
         if given is None:
             return None
         self.into.took()
+        self.into.gave()
         return self._item(*given)
 
     def room(self, units: int) -> None:
@@ -87,6 +89,7 @@ class QueueChannel:
         unread, self._unread = self._unread, None
         if unread is not None:
             raise unread
+        self.into.asks()
 
         def is_enough() -> bool:
             wanted = max(1, min(at_least, self.micro_batch))  # another plan may change it meanwhile

@@ -26,6 +26,7 @@ from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.given import Admitted, QueueConsumer, RoundPart
+from rlinf_worker.queues.pace import Pace
 from rlinf_worker.queues.receipts import EndedUnits, Receipts
 from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, keys_of
 
@@ -46,6 +47,7 @@ class Consuming:
         self.account.units, self.account.level = True, self._level
         self.given = QueueConsumer[Message](window=messages.window(spec), rounds=spec.rounds)
         self.arrival = host.waits.signal()
+        self._pace = Pace()
         self.ended = EndedUnits()
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
         self._producers: dict[str, Endpoint] = {}
@@ -92,6 +94,16 @@ class Consuming:
     def room(self, units: int) -> None:
         self.given.room = units
         self.took()
+
+    def asks(self) -> None:
+        """The role is through with what it was given last. One that has run out of units gives its turn away, so as
+        many lie here as it works on until more has come."""
+        self._pace.asks(now=monotonic())
+        in_turns = self._host.waits.gate is not None and not self.is_gang
+        self.given.reserve = self._pace.reserve if in_turns else 0
+
+    def gave(self) -> None:
+        self._pace.gave(now=monotonic())
 
     def took(self) -> None:
         """There is room for more."""

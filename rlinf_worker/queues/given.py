@@ -189,6 +189,7 @@ class QueueConsumer(Generic[P]):
     def __init__(self, *, window: int, rounds: bool) -> None:
         self.window = max(1, window)
         self.room = 0  # units that the role could begin now, where it has said so
+        self.reserve = 0  # units that it works on while more is on its way, where it takes turns
         self.units = GivenUnits[P]()
         self._is_gang = rounds
         self._order: dict[Age, deque[UnitId]] = {}  # assigned and not taken
@@ -225,7 +226,7 @@ class QueueConsumer(Generic[P]):
     @property
     def _most(self) -> int:
         """That may wait here. What can be begun at once waits for nothing."""
-        return max(self.window, self.room)
+        return max(self.window, self.room, self.reserve)
 
     def forget_credit(self) -> None:
         """Nothing counts that has been stated: the stream to the driver is new, or the plan."""
