@@ -9,7 +9,7 @@ from rlinf_scheduler.planner.candidate import shape
 from rlinf_scheduler.planner.problem import InRounds
 from rlinf_scheduler.planner.search import Found, plan
 from rlinf_scheduler.replan.decide import Stay
-from rlinf_scheduler.replan.known import MOST_NO_NODE_S, NO_NODE_S, Case, Known, PlanRecord
+from rlinf_scheduler.replan.known import MOST_NO_NODE_S, NO_NODE_S
 from tools.prove.world import World
 from tools.workloads import entries
 
@@ -86,35 +86,6 @@ def test_a_pod_without_a_node_is_tried_again_after_ten_minutes_then_twenty():
     assert not any(p.revision in job.no_node_at for p in job.plans if p.revision == job.profiles[-1].revision)
     said = [d.why for _, d in job.decisions if isinstance(d, Stay) and "as one had no node" in d.why]
     assert said
-
-
-def test_how_long_no_more_pods_are_asked_for():
-    job = world()
-    job.run(3)
-    first, profile = job.plans[0], job.profiles[-1]
-
-    def later(revision, *, pods, no_node_at=0.0, failed=False):
-        [pool] = first.pools
-        based_on = first.based_on.model_copy(update={"revision": 1})
-        update = {"revision": revision, "based_on": based_on, "pools": [pool.model_copy(update={"pods": pods})]}
-        return PlanRecord(spec=first.model_copy(update=update), failed=failed or no_node_at > 0, no_node_at=no_node_at)
-
-    def until(*plans, now):
-        records = (PlanRecord(spec=first), *plans)
-        known = Known(Case(job=job.job, plans=records, profiles=(profile,), now=now))
-        return dict(known.no_pods_until)
-
-    lost = [later(n, pods=2, no_node_at=1000.0 * n) for n in range(2, 9)]
-    assert until(now=0.0) == {}
-    assert until(lost[0], now=2001.0) == {"main": 2600.0}
-    assert until(lost[0], now=2600.0) == {}
-    assert until(*lost[:2], now=3001.0) == {"main": 3000 + 1200.0}
-    assert until(*lost[:5], now=6001.0) == {"main": 6000 + 9600.0}
-    assert until(*lost, now=8001.0) == {"main": 8000 + 9600.0}, "at most 160 minutes"
-    assert until(lost[0], later(3, pods=2), now=2001.0) == {}, "there was a node since"
-    assert until(lost[0], later(3, pods=2, failed=True), now=2001.0) == {"main": 2600.0}, "it failed for something else"
-    assert until(lost[0], later(3, pods=1), now=2001.0) == {"main": 2600.0}, "it needed none"
-    assert until(later(2, pods=1, no_node_at=2000.0), now=2001.0) == {}, "it asked for no more than there were"
 
 
 def test_a_node_that_comes_is_found_after_the_wait():
