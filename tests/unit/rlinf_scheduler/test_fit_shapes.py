@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from rlinf_api import plan_rules
-from rlinf_api.job import RLJobSpec
+from rlinf_api.job import Range, RLJobSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
 from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Region
-from rlinf_scheduler.planner.problem import Cost, InLanes, Option
+from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, Option, Provenance, RoleCosts
 from rlinf_scheduler.planner.search import Found, plan
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.fit import HOP_MS, Fit, Unfit, fit
@@ -178,6 +178,43 @@ def test_an_engines_units_are_the_samples_that_it_makes_of_a_prompt():
     assert problem.units == {"rollout": 32, "reward": 32, "train": 4}
     assert problem.role("rollout").options[0].per_item_ms.value == pytest.approx(20 / 4)
     assert problem.role("rollout").bundle == 8
+
+
+def test_what_a_role_costs_is_made_of_its_spec_and_of_what_was_measured():
+    """An engine of which no memory is known, a plain role that was measured, and one that declares its memory."""
+    spec = job("rollout", "reward", "train")
+    spec.roles[1] = spec.roles[1].model_copy(update={"slots_per_worker": 2, "workers": Range(min=2, max=6)})
+    declares = {"memory": {"resident": 100, "peak": 600, "offloaded": 20}}
+    spec.roles[2] = spec.roles[2].model_copy(update={"kind": "rule", "config": declares, "workers": 3})
+    engine = role("rollout", (1, 20.0, 32))
+    engine["seconds"]["compute"] = number(0.160)
+    moves = [{"what": what, "seconds": number(s)} for what, s in (("load", 0.5), ("offload", 0.25))]
+    seen = {"resident": 64 << 20, "peak": 128 << 20, "offloaded": 8 << 20}
+    reward = role("reward", (1, 2.0, 32)) | {"moves": moves, "memory": seen}
+    train = role("train", (4, 40.0, 1)) | {"memory": {"resident": 200 << 20, "peak": 500 << 20}}
+
+    def option(ms, peak):
+        return (Option(per_item_ms=Cost(ms, by=Provenance.MEASURED), peak_mib=peak),)
+
+    nothing, measured = Cost(0.0, by=Provenance.ASSUMED), Provenance.MEASURED
+    by_bytes = Cost(1e3 * (200 - 20) / 8192, by=Provenance.ASSUMED)
+    known = {"per_batch_ms": nothing, "sizes": (1.0,), "scaling": 0.0}
+    assert fitted(spec, profile([engine, reward, train], chain())).roles == (
+        RoleCosts(
+            name="rollout", service=InLanes(lanes=4), options=option(5.0, 2048.0), items=32, load_ms=nothing,
+            offload_ms=nothing, offloaded_mib=1.0, most=8, tickets="prompts", bundle=8, **known,
+        ),
+        RoleCosts(
+            name="reward", options=option(2.0, 128.0), items=32, load_ms=Cost(500.0, by=measured),
+            offload_ms=Cost(250.0, by=measured), resident_mib=64.0, offloaded_mib=8.0, slots_per_worker=2, fewest=2,
+            most=6, **known,
+        ),
+        RoleCosts(
+            name="train", service=InRounds(sync_ms=nothing), options=option(10.0, 600.0), items=4,
+            load_ms=by_bytes, offload_ms=by_bytes, resident_mib=200.0, offloaded_mib=20.0,
+            may_stay=True, fewest=3, most=3, **known,
+        ),
+    )  # fmt: skip
 
 
 def test_samples_of_a_prompt_stay_with_the_engine_that_has_it():
