@@ -45,6 +45,28 @@ def test_a_newer_branch_is_newer_than_a_higher_number(tmp_path):
     assert latest(store)[0] == PolicyVersion(1, 45)
 
 
+def test_versions_are_all_that_count_the_newest_first_and_each_is_read_by_its_name(tmp_path):
+    store = Checkpoints(str(tmp_path))
+    assert store.versions() == []
+    for branch, number in ((0, 20), (1, 45), (0, 60), (1, 7)):
+        write(store, number, branch=branch, text=f"of {number}")
+    store.begin(PolicyVersion(2, 1))
+    wanted = [PolicyVersion(1, 45), PolicyVersion(1, 7), PolicyVersion(0, 60)]
+    assert Checkpoints(str(tmp_path)).versions() == wanted, "of three that are kept"
+    found = store.of("b1-7")
+    assert (found.version, json.loads(found.state_json)) == (PolicyVersion(1, 7), {"step": 7})
+    with found.folder() as folder:
+        assert (folder / "model.bin").read_text() == "of 7"
+    assert (store.state_of(PolicyVersion(1, 7)), store.state_of(PolicyVersion(1, 45))) == (found.state_json, "")
+    with pytest.raises(CheckpointUnreadable, match="b0-20 cannot be read here"):
+        store.of("b0-20")
+
+
+def test_without_a_place_there_are_no_checkpoints():
+    store = Checkpoints("")
+    assert (store.latest(), store.versions(), store.state_of(PolicyVersion(0, 0))) == (None, [], "")
+
+
 def test_what_was_not_finished_does_not_count(tmp_path):
     store = Checkpoints(str(tmp_path))
     write(store, 20)
