@@ -171,6 +171,28 @@ async def test_a_flow_asks_for_results_of_tickets_that_it_has_put():
             await running.scores.of(step)
 
 
+async def test_a_ticket_that_a_flow_withdraws_is_through_and_its_others_are_not():
+    running = Running()
+    step = await running.step()
+    keys = [LineageKey(key) for key in "abc"]
+    await running.source.put([Ticket(key=key) for key in keys], step=step)
+    with pytest.raises(UserError) as refused:
+        running.source.withdraw([keys[0], LineageKey("d"), LineageKey("e")], step=step)
+    assert str(refused.value) == (
+        "flow 'ppo' withdraws what step 1 does not have: got 'd', 'e', wanted keys of tickets that were put for it; "
+        "put the tickets first"
+    )
+    through = running.driver.exchange.through
+    assert [through.has(Age(0, 1), key) for key in keys] == [False, False, False], "all of them or none"
+    running.source.withdraw(keys[:2], step=step)
+    assert [through.has(Age(0, 1), key) for key in keys] == [True, True, False]
+    assert await running.scores.of(step, keys[:2]) == []
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await running.scores.of(step, keys[2:])
+    assert not running.driver.job.take_marks(), "it is settled"
+
+
 async def test_what_a_flow_keeps_is_there_with_its_first_step_and_goes_with_each_commit():
     running = Running(state={"level": 2, "seen": [1]})
     assert running.flow.state == {}
