@@ -363,3 +363,34 @@ def test_what_comes_back_from_a_gang_that_died_is_in_the_next_round_once():
         assert [u.key for part in formed.parts.values() for u in part] == keys_of(1, 2)
         for rank in ranks(2):
             core.remove_consumer(rank)
+
+
+def test_what_is_made_again_goes_to_the_rank_to_which_the_first_of_it_was_on_its_way():
+    """It may have arrived there: another rank would learn from it a second time. Who is heavy without it gets less."""
+    core = gang(2, micro_batch=2)
+    core.steps.at(Age(0, 1)).open(dict.fromkeys(keys_of(1, 4), 1))
+    for rank in ranks(2):
+        core.consumers.credit(rank, 5)
+    core.announce([unit(k) for k in keys_of(1, 4)])
+    (first,) = core.match_rounds()
+    lost = core.remove_producer(PRODUCERS[0])
+    homes = {u.key: rank for rank, part in first.parts.items() for u in part if u in lost}
+    assert list(homes.values()) == [RANK_0, RANK_0]
+    core.announce([unit(u.key, weight=9.0) for u in lost])
+    (again,) = core.match_rounds()
+    assert {u.key: rank for rank, part in again.parts.items() for u in part} == homes
+    assert (again.last, again.total_weight, again.number) == (False, 18.0, 2)
+
+
+def test_units_that_only_one_rank_may_have_come_first_and_count_as_its_load():
+    units = [unit(f"env:{n}@1", weight=w) for n, w in enumerate((5.0, 3.0, 3.0, 2.0))]
+
+    def parts(*only: int) -> list[list[int]]:
+        pinned = {units[n].id: rank for n, rank in enumerate(only) if rank >= 0}
+        return [[units.index(u) for u in part] for part in balance(units, ranks=2, only=pinned)]
+
+    assert parts() == [[0, 3], [1, 2]]
+    assert parts(1) == [[1, 2], [0, 3]]
+    assert parts(-1, 0, 0) == [[1, 2], [0, 3]]
+    assert parts(0, 0, 0) == [[0, 1, 2], [3]]
+    assert parts(1, 1, 1, 1) == [[], [0, 1, 2, 3]]
