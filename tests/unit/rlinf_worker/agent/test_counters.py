@@ -1,5 +1,6 @@
 """What workers count becomes metrics of the pod that never fall, however often a worker dies."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
@@ -43,6 +44,31 @@ def test_what_is_not_ours_or_too_much_is_dropped_and_counted():
     counters.report("env/0", 1, values=[*bad, *((ITEMS, (f"channel={i}",), 1.0) for i in range(5))])
     assert len(counters.totals()) == 2
     assert counters.dropped == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "taken"),
+    [
+        (ITEMS, "channel=" + "x" * 100, True),
+        (ITEMS, "channel=" + "x" * 101, False),
+        (ITEMS, "channel=", True),
+        (ITEMS, "a=b=c", True),
+        (ITEMS, "channel", False),
+        (ITEMS, "=b", False),
+        (ITEMS, "Channel=b", False),
+        (ITEMS, "worker=env/1", False),
+        ("rlinf_", "a=b", False),
+        ("rlinf_" + "x" * 80, "a=b", True),
+        ("rlinf_" + "x" * 81, "a=b", False),
+        ("go_gc_total", "a=b", False),
+    ],
+)
+def test_which_series_of_a_worker_are_taken(name, label, taken):
+    """Else a role could fill the memory of whoever collects them."""
+    counters = WorkerCounters(limit=10)
+    counters.report("env/0", 1, values=[(name, (label,), 1.0)])
+    counters.add("env/0", 1, name=name, labels=(label,), value=2.0)
+    assert (list(counters.totals().values()), counters.dropped) == (([3.0], 0) if taken else ([], 2))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 1e6)), max_size=30))

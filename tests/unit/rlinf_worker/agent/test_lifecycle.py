@@ -125,6 +125,42 @@ def test_one_that_is_to_stop_while_its_stacks_are_taken_has_ended_because_it_was
     assert said[-1] == lc.SayExited(1, 137, True, hung, None, ())
 
 
+IN_STAGE = {
+    Stage.ABSENT: (),
+    Stage.SPAWNING: RUNNING[:1],
+    Stage.RUNNING: RUNNING,
+    Stage.STOPPING: (*RUNNING, lc.StopAsked("drain", 5.0, 10.0)),
+    Stage.DUMPING: (*RUNNING, lc.Marked("step", 20.0, 100.0, 100.0), lc.Ticked(120.5)),
+    Stage.KILLING: (*RUNNING, lc.StopAsked("now", 0.0, 10.0)),
+    Stage.CLEARING: (*RUNNING, lc.Exited(1)),
+}
+AT_WORK = {Stage.RUNNING, Stage.STOPPING}
+
+
+@pytest.mark.parametrize(
+    ("event", "stages"),
+    [
+        (lc.SpawnFailed("no room"), {Stage.SPAWNING}),
+        (lc.WorkerJoined(7.0), AT_WORK),
+        (lc.Marked("load", 30.0, 7.0, 7.0), AT_WORK),
+        (lc.Spoke(Failure(reason="UserError", message="no")), set(Stage) - {Stage.ABSENT}),
+        (lc.StopAsked("now", 1.0, 6.0), set(Stage) - {Stage.ABSENT, Stage.KILLING, Stage.CLEARING}),
+        (lc.Promoted(), {Stage.RUNNING}),
+        (lc.Condemned("it is silent"), AT_WORK),
+        (lc.StacksTaken("File x"), {Stage.DUMPING}),
+        (lc.Exited(3), {Stage.RUNNING, Stage.STOPPING, Stage.DUMPING, Stage.KILLING}),
+        (lc.TreeGone(("41",)), {Stage.KILLING, Stage.CLEARING}),
+        (lc.Ticked(1e9), AT_WORK),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_event_that_means_nothing_in_a_stage_changes_nothing(event, stages):
+    for stage, events in IN_STAGE.items():
+        worker, _ = after(*events)
+        assert worker.stage is stage
+        assert (after(event, worker=worker) != (worker, [])) is (stage in stages), stage
+
+
 @pytest.mark.parametrize(("attempt", "ok"), [(1, False), (2, True), (3, True)])
 def test_a_start_that_may_not_be_says_why(attempt, ok):
     worker, _ = after(lc.StartAsked(start(2)), lc.Spawned(10, 0.0, 60.0))
