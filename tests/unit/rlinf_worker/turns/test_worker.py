@@ -45,7 +45,7 @@ class Movable:
 
 
 class Bench:
-    def __init__(self, lease_set: str = "all", *, tries_moves: bool = False) -> None:
+    def __init__(self, lease_set: str = "all", *, tries_moves: bool = False, limits: Settings | None = None) -> None:
         self.waits, self.recorder, self.role = Waits(), Recorder(), Movable()
         self.said: list[pb.TurnReport] = []
         self.errors: list[BaseException] = []
@@ -56,7 +56,7 @@ class Bench:
         self.stays = False
         self.wanted: list[bool] = []
         """After each unit that was taken: whether the slots are wanted back."""
-        limits = Settings()
+        limits = limits or Settings()
         self.turns = Turns(
             waits=self.waits,
             recorder=self.recorder,
@@ -440,6 +440,22 @@ async def test_a_role_with_an_open_span_is_not_idle_though_a_task_of_it_waits(be
     span.end()
     await bench.until("idle")
     await end(task)
+
+
+async def test_a_role_for_which_something_lies_there_is_not_idle_though_it_has_not_looked_yet():
+    bench = Bench(limits=Settings(turn_idle_s=0.2))
+    task, did = await working(bench)
+    bench.order("yield")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    bench.items.append("a")  # its task is woken later than the clock of idleness
+    await asyncio.sleep(0.3)
+    assert (bench.said[-1].standing, did) == ("holds", [])
+    bench.news.notify()
+    await bench.until("idle")
+    assert did == ["a"]
+    await end(task)
+    await bench.turns.close()
 
 
 async def test_a_turn_of_two_units_ends_at_the_safe_point_after_the_second(bench):

@@ -70,3 +70,16 @@ def test_memory_is_bounded_and_what_is_over_it_is_not_kept(kept):
     assert over.shared is None
     let_go(over)
     assert kept.take(BYTES) is not over
+
+
+def test_one_too_many_takes_the_place_of_the_one_that_has_been_idle_longest(kept):
+    first, second, third = (kept.take(BYTES) for _ in range(arenas.MAX_ARENAS))
+    let_go(second)
+    let_go(third)
+    large = let_go(kept.take(4 * BYTES))
+    assert large.shared is not None
+    assert kept.take(4 * BYTES) is large
+    assert kept.take(BYTES) is third, "the second made room"
+    let_go(first)
+    assert not kept.makes(BYTES)
+    assert kept.take(BYTES) is first
