@@ -187,6 +187,36 @@ def test_phases_follow_each_other_in_their_times():
     assert times == [0, pytest.approx(40, abs=0.5), pytest.approx(43, abs=0.5), pytest.approx(46, abs=0.5)]
 
 
+SECOND = timedelta(seconds=1)
+ANNOUNCED = NOW + CA_LIFE * 2 / 3  # CA_LIFE is long beside two lives of a leaf
+SWITCHED = replace(chain_at(), old_pem=chain_at().pem, switched_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("chain", "at", "before", "since"),
+    [
+        (chain_at(), ANNOUNCED, "steady", "announced"),
+        (chain_at(), NOW + CA_LIFE - LEAF_LIFE * 1.5, "announced", "fresh"),
+        (announced(ANNOUNCED), ANNOUNCED + LEAF_LIFE, "announced", "switched"),
+        (SWITCHED, NOW + LEAF_LIFE, "switched", "steady"),
+        (replace(SWITCHED, switched_at=None), NOW, "steady", "steady"),
+        (SWITCHED, NOW + CA_LIFE - LEAF_LIFE / 2, "steady", "fresh"),
+        (announced(NOW + CA_LIFE - LEAF_LIFE), NOW + CA_LIFE - LEAF_LIFE / 2, "announced", "fresh"),
+    ],
+)
+def test_a_phase_begins_at_its_time_and_not_a_second_before(chain, at, before, since):
+    """A CA that signs for less than half a leaf's life is over, and one that would before it is switched to."""
+
+    def phase(now):
+        found = ca_store.step(chain, now=now, leaf_life=LEAF_LIFE, ca_life=CA_LIFE)
+        if found.pem not in (chain.pem, chain.next_pem):
+            assert found == Chain(pem=found.pem, key=found.key)
+            return "fresh"
+        return "announced" if found.next_pem else "switched" if found.old_pem else "steady"
+
+    assert [phase(now) for now in (at - SECOND, at, at + SECOND)] == [before, since, since]
+
+
 def test_while_it_rotates_everybody_accepts_everybody():
     """Leaves of each moment of the last five minutes, each with the bundle that it was issued with."""
     clock = Clock()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlinf_api import names
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import RESOURCES
 from rlinf_operator.clients.kueue import Kueue
-from rlinf_operator.clients.podgroups import PodGroups
+from rlinf_operator.clients.podgroups import PodGroups, place_of
 from rlinf_operator.clients.queues import Providers
 from rlinf_operator.manifests.asking import (
     PODGROUPS,
@@ -74,6 +75,26 @@ async def test_a_group_is_of_all_pods_and_owned_by_the_job(server, served):
     assert view.place is not None
     assert (view.place.standing, view.place.gang) == (QueueStanding.GRANTED, PodGang(name="rljob-math", size=3))
     await served.carry_out(ORDER, job(), now=NOW)  # as after a crash
+
+
+@pytest.mark.parametrize(
+    ("meta", "spec", "changes"),
+    [
+        ({}, {"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}, {"gang": PodGang(name="g", size=3)}),
+        ({"annotations": {names.ANNOTATION_INPUTS: "a1"}}, {}, {"asked": "a1"}),
+        ({"annotations": {"other": "x"}}, {"spec": {}}, {}),
+        ({"annotations": None}, {"spec": None}, {}),
+        ({"deletionTimestamp": "2026-11-26T12:00:00Z"}, {}, {"standing": QueueStanding.GOING}),
+        ({}, {"spec": {"schedulingPolicy": {"basic": {}}}}, {}),
+        ({}, {"spec": {"schedulingPolicy": None}}, {}),
+        ({}, {"spec": {"schedulingPolicy": {"gang": {"minCount": None}}}}, {}),
+    ],
+)
+def test_what_is_read_off_a_group_whoever_has_edited_it(meta, spec, changes):
+    known: dict[str, Any] = {"standing": QueueStanding.GRANTED, "gang": PodGang(name="g", size=0)} | changes
+    place = PlaceInQueue(name="g", uid="g1", queue=PODGROUPS, ready=True, **known)
+    assert place_of({"metadata": {"name": "g", "uid": "g1", **meta}, **spec}) == place
+    assert place_of(None) is None
 
 
 async def test_it_goes_when_the_job_leaves_and_stays_when_it_has_ended(server, served):
