@@ -160,14 +160,18 @@ class DeviceLane(abc.ABC):
     def __init__(self, gpu: Gpu, beside: Beside) -> None:
         self.gpu, self.beside = gpu, beside
         self.next = 0
+        self._asked = 0  # so many messages, which are asked for in their order
         self._held: dict[int, list[Any]] = {}
         self._held_bytes = 0
-        self._asked: set[int] = set()
 
     @property
     def holds(self) -> int:
         """Messages that were offered and not yet taken."""
         return len(self._held)
+
+    def is_asked_for(self, number: int) -> bool:
+        """It was, and is not let go yet."""
+        return number < self._asked and number in self._held
 
     def has_room(self, nbytes: int) -> bool:
         return not self._held or (len(self._held) < HELD_MESSAGES and self._held_bytes + nbytes <= HELD_BYTES)
@@ -181,7 +185,6 @@ class DeviceLane(abc.ABC):
     def let_go(self, number: int) -> None:
         tensors = self._held.pop(number, None)
         if tensors is not None:
-            self._asked.discard(number)
             self._held_bytes -= sum(tensor.nbytes for tensor in tensors)
             self.beside.on_room()
 
@@ -195,9 +198,8 @@ class DeviceLane(abc.ABC):
         except msgspec.DecodeError as err:
             self.beside.lost(f"it sent a note on GPU buffers that cannot be read: {err}")
             return
-        waiting = self._held.keys() - self._asked
-        if word == "go" and waiting and number == min(waiting):
-            self._asked.add(number)
+        if word == "go" and number == self._asked and number in self._held:
+            self._asked += 1
             self.give(number, self._held[number])
         elif word == "go" or not self.heard(word, number, extra):
             self.beside.lost(f"it sent a note {word[:20]!r} on GPU buffers {number} out of turn")

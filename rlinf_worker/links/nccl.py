@@ -208,7 +208,7 @@ class NcclLane(DeviceLane):
         self._pipe.send(number, job, 0)
 
     def heard(self, word: str, number: int, extra: list[Any]) -> bool:
-        if word != "done" or number not in self._asked:
+        if word != "done" or not self.is_asked_for(number):
             return False
         self.let_go(number)  # not when it was sent: NCCL may still hold a part of it in this end's memory
         return True

@@ -97,11 +97,13 @@ def test_what_is_offered_is_numbered_lent_and_asked_for_once_in_its_order(link, 
     lane.offer(second)
     assert (lane.next, lane.holds) == (2, 2)
     lane.hear(note("go", 0))
+    assert [lane.is_asked_for(number) for number in (0, 1, 2)] == [True, False, False]
     lane.hear(memoryview(note("go", 1)))
     assert [(number, tensors[0].nbytes) for number, tensors in lane.given] == [(0, 60), (1, 70)]
     lane.let_go(1)
     lane.let_go(1)
     lane.let_go(7)
+    assert [lane.is_asked_for(number) for number in (0, 1, 2)] == [True, False, False]
     assert (lane.holds, link.rooms, link.why, lane.others) == (1, 1, [], [])
 
 

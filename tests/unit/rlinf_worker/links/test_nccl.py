@@ -10,6 +10,7 @@ import threading
 import types
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -185,6 +186,16 @@ async def test_a_dead_peer_aborts_both_communicators_and_wakes_who_waits(world, 
         await asyncio.wait_for(waiting, 20)
     await until(lambda: len([call for call in world.calls if call[0] == "abort"]) == 4)
     with pytest.raises(LinkBroken):
+        await a.send(Message(b"1", value(1)))
+
+
+async def test_a_peer_that_says_twice_that_it_has_a_message_breaks_the_link(world, link_pair):
+    a, b = await link_pair()
+    await a.send(Message(b"0", value(0)))
+    await check(b, 0)
+    await until(lambda: a.beside.lane.holds == 0)
+    a.beside.lane.hear(msgspec.msgpack.encode(("done", 0, [])))
+    with pytest.raises(LinkBroken, match="it sent a note 'done' on GPU buffers 0 out of turn"):
         await a.send(Message(b"1", value(1)))
 
 
