@@ -1,6 +1,7 @@
 """Recorder: spans bounded and counted; the account of a step has each moment once and adds up to the step."""
 
 import time
+import tracemalloc
 from itertools import count, pairwise
 
 import hypothesis.strategies as st
@@ -205,6 +206,28 @@ def test_one_add_in_so_many_is_timed_and_counts_for_all(monkeypatch):
         told.append(recorder.instrument_s)
     once = SAMPLE * (0.5 - CLOCK_S) + 2 * CLOCK_S
     assert told == pytest.approx([0.0] * (SAMPLE - 1) + [once] * SAMPLE + [2 * once])
+
+
+def test_a_step_of_hours_takes_no_more_memory_than_one_of_minutes():
+    """However often work and waiting change."""
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+
+    def grown(changes: int) -> int:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(changes):
+            clock.now += 2 * KEPT_S / COMPRESS_AT
+            recorder.add("compute", clock.now - 1e-3, clock.now)
+        recorder.flush()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        first, later = grown(2 * COMPRESS_AT), grown(4 * COMPRESS_AT)
+    finally:
+        tracemalloc.stop()
+    assert later < first / 2, (first, later)
+    assert len(recorder.close_step(1, branch=0, at=clock.now).busy) == STRETCHES
 
 
 def test_of_spans_that_all_are_of_the_last_seconds_the_oldest_are_given_up_and_counted():
