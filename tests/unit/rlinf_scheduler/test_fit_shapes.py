@@ -3,6 +3,7 @@ From a driver's report to a plan that the runtime takes."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -198,7 +199,7 @@ def test_what_a_role_costs_is_made_of_its_spec_and_of_what_was_measured():
 
     nothing, measured = Cost(0.0, by=Provenance.ASSUMED), Provenance.MEASURED
     by_bytes = Cost(1e3 * (200 - 20) / 8192, by=Provenance.ASSUMED)
-    known = {"per_batch_ms": nothing, "sizes": (1.0,), "scaling": 0.0}
+    known: dict[str, Any] = {"per_batch_ms": nothing, "sizes": (1.0,), "scaling": 0.0}
     assert fitted(spec, profile([engine, reward, train], chain())).roles == (
         RoleCosts(
             name="rollout", service=InLanes(lanes=4), options=option(5.0, 2048.0), items=32, load_ms=nothing,

@@ -109,7 +109,7 @@ def test_a_score_has_its_period_again(objective):
 def test_finalists_of_many_slots_are_run_once_more_each_worker_by_itself():
     grain, small, problem = 4, bench.problem(8), bench.problem(32)
     rng, done = random.Random(5), runs(bench.problem(32), grain=4)
-    tried = []
+    tried = list[Candidate]()
     while len(tried) < 5:
         drawn = table.draw(small, rng)
         assert drawn is not None
