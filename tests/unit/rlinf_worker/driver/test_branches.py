@@ -1,13 +1,16 @@
 """No two histories of the weights have one number, whoever is left to tell of them."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.runtime.session import branches_of
 from tests.builders_driver import make_job
 from tests.fakes.driver_roles import SimActor
@@ -147,3 +150,26 @@ async def test_a_gang_that_takes_turns_is_formed_anew_by_a_driver_that_never_saw
         assert world.driver.job.standing.state is DriverState.COMPLETE
         assert [step for _, step, _ in world.committed][-3:] == [4, 5, 6]
     assert blocked, "it has met the case"
+
+
+async def test_an_old_rank_that_a_new_driver_hears_first_is_ended_before_the_next_life_of_another_is_heard():
+    """Both begin at the same time, and the gang need not wait for one after the other."""
+    world = World(make_job(steps=6, every_steps=2, actors=2, gpu_pods=2))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 3)
+    world.kill("actor/0")
+    world.replace_driver()
+    records = world.driver.job.members.workers
+    lost, other = records[WorkerId("actor/0")], records[WorkerId("actor/1")]
+    while not world.driver.job.declared:
+        await asyncio.sleep(0)
+    world.agents["gpu", 1].connect()
+    world.workers[WorkerId("actor/1")].connect()
+    assert other.state is WorkerState.READY
+    world.agents["gpu", 0].connect()
+    assert (lost.state, lost.joined) == (WorkerState.STARTING, False)
+    world.agents["sim", 0].connect()  # whoever is heard next
+    assert (lost.state, lost.joined) == (WorkerState.STARTING, False)
+    assert other.state is not WorkerState.READY
+    await world.run()
+    assert world.driver.job.standing.state is DriverState.COMPLETE
+    assert [step for _, step, _ in world.committed][-3:] == [4, 5, 6]
