@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_api.conditions import PlanCondition
 from rlinf_operator.manifests.asking import QueueStanding, QueueView, Share
+from rlinf_operator.reconcile import plans
 from rlinf_operator.reconcile.observe import plan_view
 from rlinf_scheduler.jobs import plan_manifest
 from tests import builders_plans
@@ -110,7 +111,7 @@ LESS = "CapacityChanged"
 
 
 @pytest.mark.parametrize(
-    ("plans", "asked"),
+    ("known", "asked"),
     [
         ([(3, "Initial", 0), (2, "Profiled", 1)], 2),
         ([(3, "Initial", 0), (2, LESS, 1)], 3),
@@ -123,12 +124,14 @@ LESS = "CapacityChanged"
         ([(2, "Initial", 0), (1, LESS, 1), (2, LESS, 2)], 2),
     ],
 )
-def test_a_plan_that_was_made_as_fewer_pods_were_admitted_is_not_what_is_asked_for(plans, asked):
+def test_a_plan_that_was_made_as_fewer_pods_were_admitted_is_not_what_is_asked_for(known, asked):
     """(pods, why, made from which) of each."""
     world = queued(builders_plans.job())
-    for revision, (pods, code, before) in enumerate(plans, 1):
+    for revision, (pods, code, before) in enumerate(known, 1):
         world.with_plan(scheduled(revision, pods, code=code, basedOn={"revision": before}))
     assert of_sim(world)[0] == asked
+    chosen = plans.choose(world.observed(), builders_plans.job().parsed(), None, fresh=True)
+    assert chosen.pods_in_force()["sim"] == asked
 
 
 def test_without_a_queue_a_smaller_plan_is_the_newest():
