@@ -80,7 +80,7 @@ class StepEnds:
         """Tickets of which nothing is on its way any more, or again. Yields each, and whether it is sealed."""
         within = self._within()
         for ticket, age in turned.items():
-            sealed = not any(book.is_worked_on(ticket) for book in within)
+            sealed = not any(ticket in book.worked_on for book in within)
             for end in self._ends():
                 end.core.steps.at(age).seal(ticket.key, sealed=sealed)
             yield ticket, age, sealed
@@ -89,7 +89,7 @@ class StepEnds:
         """Some unit of it is on its way, or has come."""
         if any(not gang.steps.at(ticket.age).is_empty(ticket.key) for gang in self._gangs):
             return True
-        return any(book.is_worked_on(ticket.id) for book in self._within() if book is not source.core.book)
+        return any(ticket.id in book.worked_on for book in self._within() if book is not source.core.book)
 
     def is_over(self, age: Age, ticket: str) -> bool:
         """Filters have ended all of it, wherever it was to come."""
@@ -128,7 +128,7 @@ class StepEnds:
             for found in known
             for ticket in found.incomplete()
             if (units := found.wanted[ticket]) is not None
-            and not any(book.is_worked_on(UnitId(age.branch, ticket)) for book in within)
+            and not any(UnitId(age.branch, ticket) in book.worked_on for book in within)
         ]
 
     def holders(self, step: int) -> list[WorkerId]:

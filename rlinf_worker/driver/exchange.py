@@ -226,7 +226,7 @@ class Exchange:
         """Tickets of which nothing is on its way any more, or again."""
         turned = dict[UnitId, Age]()
         for queue in self.queues.values():
-            news = queue.core.book.take_turned()
+            news = queue.core.book.worked_on.take_turned()
             turned |= news if not queue.core.is_end else {}
         for unit in chain.from_iterable(queue.core.take_again() for queue in self.queues.values()):
             self.ends.made_again(unit)

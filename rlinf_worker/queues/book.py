@@ -6,29 +6,15 @@ each message, with as many units waiting as a step has.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-import msgspec
-
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
-
-
-class UnitEntry(msgspec.Struct, eq=False, gc=False):
-    """Neither it nor its unit refers to anything that refers back: of the 200,000 of a step none is the collector's."""
-
-    unit: UnitInfo
-    arrival: int  # keeps its place when it waits again
-    state: UnitState = UnitState.WAITING
-    consumer: WorkerId | None = None
-    round: int = 0  # number of the round that it is in
-    is_sealed: bool = False  # its consumer makes no more of it
-    is_ready: bool = True  # it lacks no part that another queue has of it
-    only: WorkerId | None = None  # while it waits: who alone may have it; None: anybody
-
+from rlinf_worker.queues.lines import Lines
+from rlinf_worker.queues.loads import Loads
+from rlinf_worker.queues.units import Age, UnitEntry, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.worked_on import WorkedOn
 
 News = dict[UnitId, None]
 """Units of which something has happened in one queue, for another to look at: in order, each once."""
@@ -46,40 +32,6 @@ def _discard(index: dict[K, dict[W, V]], key: K, what: W) -> None:
         del index[key]
 
 
-class _Line:
-    """Entries that wait, by arrival: the first of them at hand, whatever has left from the middle or comes back."""
-
-    __slots__ = ("_order", "entries")
-
-    def __init__(self) -> None:
-        self.entries: dict[int, UnitEntry] = {}
-        self._order: list[int] = []  # a heap; those that have left are passed over
-
-    def add(self, entry: UnitEntry) -> None:
-        self.entries[entry.arrival] = entry
-        heapq.heappush(self._order, entry.arrival)
-
-    def discard(self, entry: UnitEntry) -> None:
-        del self.entries[entry.arrival]
-        if len(self._order) > 2 * len(self.entries) + 8:
-            self._order = sorted(self.entries)
-
-    def first(self) -> UnitEntry:
-        while (arrival := self._order[0]) not in self.entries:
-            heapq.heappop(self._order)
-        return self.entries[arrival]
-
-    def first_few(self, count: int) -> list[UnitEntry]:
-        found = list[int]()
-        while self._order and len(found) < count:
-            arrival = heapq.heappop(self._order)
-            if arrival in self.entries and arrival not in found[-1:]:  # it may stand there twice
-                found.append(arrival)
-        for arrival in found:
-            heapq.heappush(self._order, arrival)
-        return [self.entries[arrival] for arrival in found]
-
-
 class UnitBook:
     def __init__(self, *, consumer_of: ConsumerOf = lambda unit: None) -> None:
         """`consumer_of`: who alone may have a unit."""
@@ -95,15 +47,11 @@ class UnitBook:
         self.by_ticket: dict[tuple[Age, str], dict[int, UnitEntry]] | None = None  # what waits, where anybody asks
         self._arrivals = 0
         self.waiting_count = 0  # units that no consumer has yet
-        self._lines: dict[Age, dict[WorkerId | None, _Line]] = {}  # what may be handed out, by `only`
-        self._pinned: dict[WorkerId, None] = {}  # for whom alone something has begun to wait
-        self._lighter: dict[WorkerId, None] = {}  # who has less to do than before
+        self.lines = Lines()
+        self.loads = Loads()
+        self.worked_on = WorkedOn()  # empty where `is_last`
         self._assigned: dict[Age, int] = {}
-        self._of_consumer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
         self._of_producer: dict[WorkerId, dict[UnitId, UnitEntry]] = {}
-        self._weight: dict[WorkerId, float] = {}
-        self._worked_on: dict[UnitId, int] = {}  # by ticket: units of it that more may be made of
-        self._turned: dict[UnitId, Age] = {}  # of which somebody wants to hear: began or ceased to be worked on
 
     # --- changes ------------------------------------------------------------------------------------------------------
     def add(self, unit: UnitInfo, state: UnitState = UnitState.WAITING, consumer: WorkerId | None = None) -> None:
@@ -112,7 +60,7 @@ class UnitBook:
         self._enter(entry)
         self._place(entry)
         if not self.is_last:
-            self._work(unit, 1)
+            self.worked_on.count(unit, 1)
         for news in self.known_to:
             news[unit.id] = None
 
@@ -123,7 +71,7 @@ class UnitBook:
         for news in self.given_to:
             news[entry.unit.id] = None
         self._count_assigned(entry.unit.age, 1)
-        self._burden(consumer, entry)
+        self.loads.add(consumer, entry)
 
     def hold(self, entry: UnitEntry) -> None:
         """It was assigned, and has come to its consumer: all else stays as it is."""
@@ -134,7 +82,7 @@ class UnitBook:
         if entry.is_sealed and (state is not UnitState.HELD or consumer != entry.consumer):
             entry.is_sealed = False
             if not self.is_last:
-                self._work(entry.unit, 1)
+                self.worked_on.count(entry.unit, 1)
         self._take_away(entry)
         entry.state, entry.consumer, entry.round = state, consumer, number
         self._place(entry)
@@ -143,7 +91,7 @@ class UnitBook:
         if not entry.is_sealed:
             entry.is_sealed = True
             if not self.is_last:
-                self._work(entry.unit, -1)
+                self.worked_on.count(entry.unit, -1)
 
     def change(self, entry: UnitEntry, unit: UnitInfo) -> None:
         """Another description of the same unit."""
@@ -158,7 +106,7 @@ class UnitBook:
         self._take_away(entry)
         self._leave(entry)
         if not (entry.is_sealed or self.is_last):
-            self._work(entry.unit, -1)
+            self.worked_on.count(entry.unit, -1)
         for news in self.known_to:
             news[uid] = None
         return entry.unit
@@ -167,9 +115,9 @@ class UnitBook:
         """It waits, and may be ready now, or not any more; or another may have it."""
         only, is_ready = self._consumer_of(entry.unit), self.is_ready(entry.unit.id)
         if (only, is_ready) != (entry.only, entry.is_ready):
-            self._leave_line(entry)
+            self.lines.leave(entry)
             entry.only, entry.is_ready = only, is_ready
-            self._join_line(entry)
+            self.lines.join(entry)
 
     def _enter(self, entry: UnitEntry) -> None:
         unit = entry.unit
@@ -189,7 +137,7 @@ class UnitBook:
         if entry.state is UnitState.WAITING:
             self.waiting_count += 1
             entry.only, entry.is_ready = self._consumer_of(unit), self.is_ready(unit.id)
-            self._join_line(entry)
+            self.lines.join(entry)
             if self.by_ticket is not None:
                 self.by_ticket.setdefault((unit.age, unit.first_ticket), {})[entry.arrival] = entry
             for news in self.waiting_to:
@@ -200,15 +148,11 @@ class UnitBook:
         if entry.state is UnitState.ASSIGNED:
             self._count_assigned(unit.age, 1)
         if entry.consumer is not None:
-            self._burden(entry.consumer, entry)
-
-    def _burden(self, consumer: WorkerId, entry: UnitEntry) -> None:
-        self._of_consumer.setdefault(consumer, {})[entry.unit.id] = entry
-        self._weight[consumer] = self._weight.get(consumer, 0.0) + entry.unit.weight
+            self.loads.add(entry.consumer, entry)
 
     def _stop_waiting(self, entry: UnitEntry) -> None:
         self.waiting_count -= 1
-        self._leave_line(entry)
+        self.lines.leave(entry)
         if self.by_ticket is not None:
             _discard(self.by_ticket, (entry.unit.age, entry.unit.first_ticket), entry.arrival)
 
@@ -220,11 +164,7 @@ class UnitBook:
         if entry.state is UnitState.ASSIGNED:
             self._count_assigned(unit.age, -1)
         if entry.consumer is not None:
-            self._weight[entry.consumer] -= unit.weight
-            self._lighter[entry.consumer] = None
-            _discard(self._of_consumer, entry.consumer, unit.id)
-            if entry.consumer not in self._of_consumer:
-                del self._weight[entry.consumer]
+            self.loads.remove(entry.consumer, entry)
 
     def _count_assigned(self, age: Age, sign: int) -> None:
         if count := self._assigned.get(age, 0) + sign:
@@ -232,46 +172,9 @@ class UnitBook:
         else:
             del self._assigned[age]
 
-    def _join_line(self, entry: UnitEntry) -> None:
-        if entry.is_ready:
-            self._lines.setdefault(entry.unit.age, {}).setdefault(entry.only, _Line()).add(entry)
-            if entry.only is not None:
-                self._pinned[entry.only] = None
-
-    def _leave_line(self, entry: UnitEntry) -> None:
-        if entry.is_ready:
-            line = self._lines[entry.unit.age][entry.only]
-            line.discard(entry)
-            if not line.entries:
-                _discard(self._lines, entry.unit.age, entry.only)
-
-    def _work(self, unit: UnitInfo, sign: int) -> None:
-        for key in unit.of_tickets:
-            ticket = UnitId(unit.branch, key)
-            before = self._worked_on.get(ticket, 0)
-            if before + sign:
-                self._worked_on[ticket] = before + sign
-            else:
-                del self._worked_on[ticket]
-            if unit.wants_seal and (not before or not before + sign):
-                self._turned[ticket] = unit.age
-
     # --- questions ----------------------------------------------------------------------------------------------------
-    def take_turned(self) -> dict[UnitId, Age]:
-        """Tickets to be looked at anew, with their steps."""
-        turned, self._turned = self._turned, {}
-        return turned
-
-    def is_worked_on(self, ticket: UnitId) -> bool:
-        """Whether more may be made of what is here of it."""
-        return ticket in self._worked_on
-
     def get(self, uid: UnitId | tuple[int, str]) -> UnitEntry | None:
         return self.entries.get(uid)
-
-    def of(self, consumer: WorkerId) -> list[UnitEntry]:
-        """In order of arrival."""
-        return sorted(self._of_consumer.get(consumer, {}).values(), key=_ARRIVAL)
 
     def consumers_of(self, tickets: Collection[str]) -> list[WorkerId]:
         """Who has units of these tickets, by arrival."""
@@ -281,45 +184,9 @@ class UnitBook:
         ]
         return [entry.consumer for entry in sorted(entries, key=_ARRIVAL) if entry.consumer is not None]
 
-    def weight_of(self, consumer: WorkerId) -> float:
-        """The weight of what it was given and has not finished."""
-        return self._weight.get(consumer, 0.0)
-
     def made_by(self, producer: WorkerId) -> list[UnitEntry]:
         """In order of arrival."""
         return sorted(self._of_producer.get(producer, {}).values(), key=_ARRIVAL)
-
-    @property
-    def has_lines(self) -> bool:
-        """Something may be handed out."""
-        return bool(self._lines)
-
-    def ages(self) -> list[Age]:
-        """The ages of what may be handed out, the oldest first."""
-        return sorted(self._lines)
-
-    def first_of(self, age: Age, *, only: WorkerId | None) -> UnitEntry | None:
-        """What may be handed out first: of what `only` this consumer may have; None: of what anybody may."""
-        line = self._lines.get(age, {}).get(only)
-        return line.first() if line is not None else None
-
-    def first_few(self, age: Age, count: int) -> list[UnitEntry]:
-        """As `first_of` anybody's, one after another."""
-        line = self._lines.get(age, {}).get(None)
-        return line.first_few(count) if line is not None else []
-
-    def take_pinned(self) -> Iterable[WorkerId]:
-        """For whom alone something has begun to wait."""
-        pinned, self._pinned = self._pinned, {}
-        return pinned
-
-    def take_lighter(self) -> Iterable[WorkerId]:
-        """Who has less to do than when this was asked last."""
-        lighter, self._lighter = self._lighter, {}
-        return lighter
-
-    def count_ready(self, age: Age) -> int:
-        return sum(len(line.entries) for line in self._lines.get(age, {}).values())
 
     def waiting(self, age: Age) -> list[UnitEntry]:
         """In order of arrival, ready or not. Looks at all that is here, as the others do: once a step."""

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import matching
-from rlinf_worker.queues.book import News, Past, UnitBook, UnitEntry
+from rlinf_worker.queues.book import News, Past, UnitBook
 from rlinf_worker.queues.matching import Consumers, Given
 from rlinf_worker.queues.steps import OpenSteps, Order, RoundAssignment
 from rlinf_worker.queues.together import Homes
-from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitEntry, UnitId, UnitInfo, UnitState
 
 
 class Announced(NamedTuple):
@@ -79,7 +79,7 @@ class QueueCore:
         if self.consumers.homes is not None:
             self.consumers.homes.gone(consumer)
         self._on_the_way.drop(lambda way: way[1] == consumer)
-        had = self.book.of(consumer)
+        had = self.book.loads.of(consumer)
         self._wait_again(had)
         self.steps.gang_gone()
         return self._lose(entry for entry in had if entry.unit.producer == GONE)
@@ -89,7 +89,7 @@ class QueueCore:
         acknowledged by its commit, or made again with its branch."""
         if self.is_end:
             return []
-        over = [entry.unit for entry in self.book.of(consumer) if entry.unit.age <= self._closed]
+        over = [entry.unit for entry in self.book.loads.of(consumer) if entry.unit.age <= self._closed]
         for unit in over:
             self.book.pop(unit.id)
         self.counts["late"] += len(over)
@@ -121,7 +121,7 @@ class QueueCore:
     def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[UnitEntry]:
         return [
             entry
-            for entry in self.book.of(consumer)
+            for entry in self.book.loads.of(consumer)
             if entry.state is UnitState.ASSIGNED
             and entry.unit.producer == producer != INLINE
             and (units is None or entry.unit.id in units)
@@ -221,7 +221,7 @@ class QueueCore:
 
     def assigned_to(self, consumer: WorkerId) -> tuple[list[UnitInfo], list[RoundAssignment]]:
         """What it may not have heard of when its stream broke, to be said again: (units, rounds with its part)."""
-        mine = self.book.of(consumer)
+        mine = self.book.loads.of(consumer)
         if self.rounds:
             return [], self.steps.told_again(consumer, mine)
         return [e.unit for e in mine if e.state is UnitState.ASSIGNED], []

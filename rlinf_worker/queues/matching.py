@@ -1,7 +1,7 @@
 """Who of the consumers of one queue gets which unit: by credit, affinity, age and weight. Pure. For: queues.core; the
 rounds of a gang are queues.steps.
 
-What is ready is in lines (queues.book), and who has room in a heap here: a message costs what it hands out, whatever
+What is ready is in lines (queues.lines), and who has room in a heap here: a message costs what it hands out, whatever
 waits and however many consumers there are.
 """
 
@@ -11,9 +11,9 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_api.names import WorkerId
-from rlinf_worker.queues.book import UnitBook, UnitEntry
+from rlinf_worker.queues.book import UnitBook
 from rlinf_worker.queues.together import Homes
-from rlinf_worker.queues.units import Age, UnitInfo
+from rlinf_worker.queues.units import Age, UnitEntry, UnitInfo
 
 Given = dict[WorkerId, list[UnitInfo]]
 """What each consumer is given, in the order in which it is to have it."""
@@ -111,24 +111,24 @@ def hand_out(book: UnitBook, consumers: Consumers) -> Given:
             consumers.homes.settle(entry.unit, consumer)
 
     def give_own(age: Age, consumer: WorkerId) -> None:
-        while consumers.credit_of(consumer) and (entry := book.first_of(age, only=consumer)) is not None:
+        while consumers.credit_of(consumer) and (entry := book.lines.first_of(age, only=consumer)) is not None:
             give(entry, consumer)
 
-    if not book.has_lines:
-        for consumer in {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_lighter())}:
-            consumers.offer(consumer, weight=book.weight_of(consumer))
+    if not book.lines:
+        for consumer in {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.loads.take_lighter())}:
+            consumers.offer(consumer, weight=book.loads.weight_of(consumer))
         return given
-    news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.take_pinned())}
-    for consumer in {**news, **dict.fromkeys(book.take_lighter())}:
-        consumers.offer(consumer, weight=book.weight_of(consumer))
-    for age in book.ages():
+    news = {**dict.fromkeys(consumers.take_news()), **dict.fromkeys(book.lines.take_pinned())}
+    for consumer in {**news, **dict.fromkeys(book.loads.take_lighter())}:
+        consumers.offer(consumer, weight=book.loads.weight_of(consumer))
+    for age in book.lines.ages():
         for consumer in news:
             had = consumers.credit_of(consumer)
             give_own(age, consumer)
             if consumers.credit_of(consumer) != had:
-                consumers.offer(consumer, weight=book.weight_of(consumer))
-        while (best := consumers.best()) is not None and (entry := book.first_of(age, only=None)) is not None:
+                consumers.offer(consumer, weight=book.loads.weight_of(consumer))
+        while (best := consumers.best()) is not None and (entry := book.lines.first_of(age, only=None)) is not None:
             give(entry, best)
             give_own(age, best)  # what goes together with it
-            consumers.offer(best, weight=book.weight_of(best))
+            consumers.offer(best, weight=book.loads.weight_of(best))
     return given

@@ -17,10 +17,10 @@ from typing import Literal
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.queues.book import Past, UnitBook, UnitEntry
+from rlinf_worker.queues.book import Past, UnitBook
 from rlinf_worker.queues.expected import Ended, StepUnits
 from rlinf_worker.queues.matching import Consumers
-from rlinf_worker.queues.units import Age, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import Age, UnitEntry, UnitId, UnitInfo, UnitState
 
 Order = Literal["arrival", "lineage"]
 
@@ -145,13 +145,13 @@ class OpenSteps:
         if left == 0:
             return [] if not self._book.count_assigned(step.age) else None
         size = size if left is None else min(left, size)
-        if self._book.count_ready(step.age) < size:
+        if self._book.lines.count(step.age) < size:
             return None
         if self._order == "lineage":
             found = (self._book.get(UnitId(step.age.branch, key)) for key in islice(step.left(), size))
             chosen = [entry for entry in takewhile(_may_go, found) if entry is not None]
         else:
-            chosen = [entry for entry in self._book.first_few(step.age, size) if step.knows(entry.unit.key)]
+            chosen = [entry for entry in self._book.lines.first_few(step.age, size) if step.knows(entry.unit.key)]
         return chosen if len(chosen) == size else None
 
     def _form(self, step: StepRounds, chosen: Sequence[UnitEntry]) -> RoundAssignment:

@@ -134,6 +134,22 @@ class UnitState(Enum):
     HELD = "held"
 
 
+class UnitEntry(msgspec.Struct, eq=False, gc=False):
+    """A unit where one queue has it.
+
+    Neither it nor its unit refers to anything that refers back: of the 200,000 of a step none is the collector's.
+    """
+
+    unit: UnitInfo
+    arrival: int  # keeps its place when it waits again
+    state: UnitState = UnitState.WAITING
+    consumer: WorkerId | None = None
+    round: int = 0  # number of the round that it is in
+    is_sealed: bool = False  # its consumer makes no more of it
+    is_ready: bool = True  # it lacks no part that another queue has of it
+    only: WorkerId | None = None  # while it waits: who alone may have it; None: anybody
+
+
 def keys_of(channel: str, units: Iterable[UnitInfo]) -> list[pb.Keys]:
     """As messages name units: by branch."""
     found: dict[int, list[str]] = {}

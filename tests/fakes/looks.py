@@ -17,6 +17,7 @@ from unittest import mock
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import book
 from rlinf_worker.queues.matching import Consumers
+from rlinf_worker.queues.units import UnitEntry
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def counted_looks() -> Iterator[Callable[[], int]]:
     """Of what is made within."""
     count = 0
 
-    class Entry(book.UnitEntry):
+    class Entry(UnitEntry):
         def __getattribute__(self, name: str) -> Any:
             nonlocal count
             count += 1

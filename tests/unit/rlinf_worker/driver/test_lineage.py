@@ -38,7 +38,9 @@ async def test_a_step_trains_on_what_its_tickets_become(shape):
         assert world.driver.workforce.restarts == 0
         for queue in world.driver.exchange.queues.values():
             book = queue.core.book
-            assert (book.entries, book._worked_on, book.take_turned()) == ({}, {}, {}), "nothing is kept of steps"
+            assert (book.entries, len(book.worked_on), book.worked_on.take_turned()) == ({}, 0, {}), (
+                "nothing is kept of steps"
+            )
 
 
 FAULTS = {

@@ -37,7 +37,7 @@ async def begun() -> tuple[World, str, str]:
     core = world.driver.exchange.queue("segments").core
 
     def holds() -> list[str]:
-        return [e.unit.key for e in core.book.of(WorkerId("env/0")) if e.state.value == "held"]
+        return [e.unit.key for e in core.book.loads.of(WorkerId("env/0")) if e.state.value == "held"]
 
     await world.run_until(lambda: bool(holds()))
     return world, holds()[0], "segments"

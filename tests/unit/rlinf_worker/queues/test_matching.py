@@ -217,22 +217,22 @@ class Arrival(RuleBasedStateMachine):
     def indices_agree_with_the_entries(self):
         book = self.core.book
         entries = sorted(book.entries.values(), key=lambda e: e.arrival)
-        for age in {e.unit.age for e in entries} | set(book.ages()):
+        for age in {e.unit.age for e in entries} | set(book.lines.ages()):
             here = [e for e in entries if e.unit.age == age]
             assert list(book.waiting(age)) == [e for e in here if e.state is UnitState.WAITING]
-            assert book.count_ready(age) == sum(e.state is UnitState.WAITING for e in here)
+            assert book.lines.count(age) == sum(e.state is UnitState.WAITING for e in here)
             assert book.count_assigned(age) == sum(e.state is UnitState.ASSIGNED for e in here)
         for consumer in CONSUMERS:
             mine = [e for e in entries if e.consumer == consumer]
-            assert book.of(consumer) == mine
-            assert book.weight_of(consumer) == pytest.approx(sum(e.unit.weight for e in mine))
+            assert book.loads.of(consumer) == mine
+            assert book.loads.weight_of(consumer) == pytest.approx(sum(e.unit.weight for e in mine))
         for producer in PRODUCERS:
             assert sorted(book.made_by(producer), key=lambda e: e.arrival) == [
                 e for e in entries if e.unit.producer == producer
             ]
         assert book.waiting_count == sum(e.state is UnitState.WAITING for e in entries)
         assert book.queued_bytes == sum(e.unit.size_bytes for e in entries)
-        assert {t for t in self.known if book.is_worked_on(t)} == {e.unit.id for e in entries if not e.is_sealed}
+        assert {t for t in self.known if t in book.worked_on} == {e.unit.id for e in entries if not e.is_sealed}
 
     @invariant()
     def credit_is_what_was_stated_less_what_was_given(self):

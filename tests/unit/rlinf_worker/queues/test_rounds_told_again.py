@@ -103,7 +103,7 @@ def test_a_step_ends_although_a_taken_round_was_told_again_with_a_unit_that_neve
 def test_only_the_named_units_of_a_producer_are_given_up():
     core = gang("a", "b", "c", "d")
     parts_of(core)
-    mine = [e.unit.key for e in core.book.of(RANKS[0])]
+    mine = [e.unit.key for e in core.book.loads.of(RANKS[0])]
     assert len(mine) == 2
     lost = core.missing(RANKS[0], ENV, units={UnitId(0, mine[0])})
     assert [u.key for u in lost] == mine[:1]

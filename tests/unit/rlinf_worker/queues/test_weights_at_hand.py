@@ -27,7 +27,7 @@ def test_who_has_finished_all_of_it_is_as_free_as_who_never_had_any():
     core.consumers.credit(B, 9)
     keys = announced(core, WEIGHTS)
     assert given(core) == {B: keys}
-    assert core.book.weight_of(B) == sum(WEIGHTS)
+    assert core.book.loads.weight_of(B) == sum(WEIGHTS)
     for key in reversed(keys):
         core.acked(B, branch=0, keys=[key])
-    assert core.book.weight_of(B) == core.book.weight_of(A) == 0.0
+    assert core.book.loads.weight_of(B) == core.book.loads.weight_of(A) == 0.0
