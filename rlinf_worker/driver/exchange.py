@@ -50,7 +50,7 @@ class Exchange:
             if queue.spec.together:
                 queue.core.keep_together(homes[queue.spec.consumer])
             if queue.spec.joins:
-                queue.core.join(self.queues[queue.spec.joins].core)
+                queue.core.joint.join(self.queues[queue.spec.joins].core.joint)
         self.ends.declare()
         self.results = {told.channel: ResultsBook(self._job, told) for told in self._job.topology.results}
 
@@ -89,7 +89,7 @@ class Exchange:
         for unit in done:
             for gang in self.ends.behind(queue.spec.channel):
                 last = gang.queues[0]
-                if queue is not last and (last.core.knows(unit.id) or last.core.has_all_of(unit)):
+                if queue is not last and (last.core.knows(unit.id) or last.core.steps.has_all_of(unit)):
                     continue  # made by another before
                 for end in gang.queues:
                     end.tell_producers(end.core.end(unit), kind="released")
@@ -125,16 +125,16 @@ class Exchange:
         named = set(uids_of(keys)) if keys is not None else None
         for queue in self.queues.values() if keys is None else [self.queue(keys.channel)]:
             if message.missing:
-                self._make_again(queue.core.missing(worker, peer, units=named))
+                self._make_again(queue.core.departures.missing(worker, peer, units=named))
             else:
-                queue.core.hand_back(worker, peer, units=named)
+                queue.core.departures.hand_back(worker, peer, units=named)
 
     # --- who comes and goes -------------------------------------------------------------------------------------------
     def gone(self, worker: WorkerId, role: str) -> None:
         """Its units go elsewhere."""
         for queue in self.queues.values():
             if queue.spec.producer == role:
-                self._make_again(queue.core.remove_producer(worker))
+                self._make_again(queue.core.departures.remove_producer(worker))
             if queue.spec.consumer == role:
                 self._make_again(queue.consumer_gone(worker))
 
@@ -228,7 +228,7 @@ class Exchange:
         for queue in self.queues.values():
             news = queue.core.book.worked_on.take_turned()
             turned |= news if not queue.core.is_end else {}
-        for unit in chain.from_iterable(queue.core.take_again() for queue in self.queues.values()):
+        for unit in chain.from_iterable(queue.core.departures.take_again() for queue in self.queues.values()):
             self.ends.made_again(unit)
         for ticket, age, sealed in self.ends.seal(turned):
             self.through.seal(age, ticket.key, sealed=sealed)

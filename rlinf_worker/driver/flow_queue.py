@@ -58,7 +58,7 @@ class Tickets:
         units = list(units)
         self._put.update((unit.id, unit) for unit in units)
         self.affinities = max([self.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
-        fresh = [u for u in units if u.wants_seal or not ends or not all(end.has_all_of(u) for end in ends)]
+        fresh = [u for u in units if u.wants_seal or not ends or not all(end.steps.has_all_of(u) for end in ends)]
         self._count_rehomed(unit for unit in fresh if not self._core.knows(unit.id))
         self._core.announce(self._at_home(fresh))
 
@@ -241,8 +241,8 @@ class FlowQueue:
 
     def consumer_gone(self, worker: WorkerId) -> list[UnitInfo]:
         """What is lost by it."""
-        self.tell_producers(self.core.take_over(worker), kind="released")
-        return self.core.remove_consumer(worker)
+        self.tell_producers(self.core.departures.take_over(worker), kind="released")
+        return self.core.departures.remove_consumer(worker)
 
     # --- the end of steps ---------------------------------------------------------------------------------------------
     def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> None:

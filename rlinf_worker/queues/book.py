@@ -119,6 +119,10 @@ class UnitBook:
             entry.only, entry.is_ready = only, is_ready
             self.lines.join(entry)
 
+    def look_at_all(self) -> None:
+        for entry in self.all_waiting():
+            self.look_at(entry)
+
     def _enter(self, entry: UnitEntry) -> None:
         unit = entry.unit
         self.entries[unit.id] = entry

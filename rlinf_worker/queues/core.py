@@ -6,23 +6,26 @@
 
 A unit is the same unit by (branch, lineage key), whoever makes it: announcing it again changes nothing. What a dead
 producer took along is reported as lost, so that the driver hands its tickets out again. One instance per queue; every
-method returns what has to be told to whom. Who is given what: queues.matching, and queues.steps for a gang.
+method returns what has to be told to whom. Who is given what: queues.matching, and queues.steps for a gang. Who
+goes: queues.departures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.queues import matching
-from rlinf_worker.queues.book import News, Past, UnitBook
+from rlinf_worker.queues.book import Past, UnitBook
+from rlinf_worker.queues.departures import Departures
+from rlinf_worker.queues.joint import Joint
 from rlinf_worker.queues.matching import Consumers, Given
 from rlinf_worker.queues.steps import OpenSteps, Order, RoundAssignment
 from rlinf_worker.queues.together import Homes
-from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitEntry, UnitId, UnitInfo, UnitState
+from rlinf_worker.queues.units import COUNTED, GONE, INLINE, Age, UnitId, UnitInfo, UnitState
 
 
 class Announced(NamedTuple):
@@ -46,11 +49,9 @@ class QueueCore:
         self.micro_batch, self.rounds = micro_batch, rounds
         self.consumers = Consumers()
         self.book = UnitBook(consumer_of=self.consumers.consumer_of)
-        self.consumers.on_ranked = self._look_at_all
+        self.consumers.on_ranked = self.book.look_at_all
         self.is_end = False
-        self._parts: list[QueueCore] = []  # of queues that join this one: they have a part of each of its units
-        self._first: QueueCore | None = None  # which this one joins
-        self._news: News = {}  # units of which another queue knows more, or less, than when they were looked at
+        self.joint = Joint(self.book, knows=self.knows)
         self._finished = Past[bool](by_ticket=True)  # acked or dropped
         self._on_the_way = Past[tuple[UnitInfo, WorkerId]]()
         """Units whose producer died when they had just been handed out: lost, unless their consumer says `held` yet. Of
@@ -58,9 +59,10 @@ class QueueCore:
         self.steps = OpenSteps(
             self.book, self.consumers, on_the_way=self._on_the_way, order=order, first_round=first_round
         )
-        self._again: list[UnitInfo] = []
-        self._closed = Age(0, 0)  # the newest step that has committed
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.departures = Departures(
+            self.book, self.consumers, self.steps, on_the_way=self._on_the_way, counts=self.counts
+        )
         if rounds:
             self.end_here()
 
@@ -68,78 +70,6 @@ class QueueCore:
         """Its units are what a step waits for, and nothing is made of them."""
         self.is_end = self.book.is_last = True
         self._finished.by_ticket = False  # what is made again does not pass it a second time
-
-    # --- who goes -----------------------------------------------------------------------------------------------------
-    def remove_consumer(self, consumer: WorkerId) -> list[UnitInfo]:
-        """What it had is waiting again; returns what is lost because its producer is gone as well.
-
-        A gang is removed whole: the caller removes every rank, and rounds of open steps are formed anew.
-        """
-        self.consumers.remove(consumer)
-        if self.consumers.homes is not None:
-            self.consumers.homes.gone(consumer)
-        self._on_the_way.drop(lambda way: way[1] == consumer)
-        had = self.book.loads.of(consumer)
-        self._wait_again(had)
-        self.steps.gang_gone()
-        return self._lose(entry for entry in had if entry.unit.producer == GONE)
-
-    def take_over(self, consumer: WorkerId) -> list[UnitInfo]:
-        """What it has of steps that have committed and never acknowledged: nobody needs it again. What a gang has is
-        acknowledged by its commit, or made again with its branch."""
-        if self.is_end:
-            return []
-        over = [entry.unit for entry in self.book.loads.of(consumer) if entry.unit.age <= self._closed]
-        for unit in over:
-            self.book.pop(unit.id)
-        self.counts["late"] += len(over)
-        return over
-
-    def remove_producer(self, producer: WorkerId) -> list[UnitInfo]:
-        """Its units that nobody holds yet are lost; held ones live on with their consumer. One that was just handed
-        out may have arrived all the same: `held` takes it back."""
-        made = self.book.made_by(producer) if producer != INLINE else []
-        for entry in made:
-            alone = replace(entry.unit, producer=GONE)
-            if entry.state is UnitState.HELD:
-                self.book.change(entry, alone)
-            elif entry.consumer is not None:
-                self._on_the_way.add(alone, (alone, entry.consumer))
-        return self._lose(entry for entry in made if entry.state is not UnitState.HELD)
-
-    def missing(
-        self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None
-    ) -> list[UnitInfo]:
-        """The producer is alive and does not have what the consumer was to fetch (None: any of it): lost, as above, but
-        certainly not with the consumer."""
-        return self._lose(self._to_fetch(consumer, producer, units))
-
-    def hand_back(self, consumer: WorkerId, producer: WorkerId, *, units: Collection[UnitId] | None = None) -> None:
-        """The consumer has given up what it was to fetch (None: all), and the producer keeps it: it waits again."""
-        self._wait_again(self._to_fetch(consumer, producer, units))
-
-    def _to_fetch(self, consumer: WorkerId, producer: WorkerId, units: Collection[UnitId] | None) -> list[UnitEntry]:
-        return [
-            entry
-            for entry in self.book.loads.of(consumer)
-            if entry.state is UnitState.ASSIGNED
-            and entry.unit.producer == producer != INLINE
-            and (units is None or entry.unit.id in units)
-        ]
-
-    def _wait_again(self, entries: Iterable[UnitEntry]) -> None:
-        for entry in entries:
-            self.counts["redelivered"] += 1
-            self.steps.take_back(entry.unit)
-            self.book.move(entry, UnitState.WAITING)
-            self._again.append(entry.unit)
-
-    def _lose(self, entries: Iterable[UnitEntry]) -> list[UnitInfo]:
-        lost = [self.book.pop(entry.unit.id) for entry in entries]
-        for unit in lost if self.is_end else ():
-            self.steps.at(unit.age).forget(unit)
-        self.counts["lost"] += len(lost)
-        return lost
 
     # --- units --------------------------------------------------------------------------------------------------------
     def announce(self, units: Iterable[UnitInfo]) -> Announced:
@@ -181,11 +111,6 @@ class QueueCore:
             self.book.change(entry, replace(entry.unit, affinity=unit.affinity))
         return [entry.unit for entry, _ in found if entry.state is UnitState.WAITING]
 
-    def has_all_of(self, unit: UnitInfo) -> bool:
-        """Whether nothing more is to come here of what it was made of."""
-        step = self.steps.of(unit.age)
-        return step is not None and all(map(step.has_all, unit.of_tickets))
-
     def knows(self, uid: UnitId) -> bool:
         return uid in self.book.entries or uid in self._finished.known
 
@@ -214,11 +139,6 @@ class QueueCore:
             if entry is not None and entry.consumer == consumer and entry.state is UnitState.HELD:
                 self.book.seal(entry)
 
-    def take_again(self) -> list[UnitInfo]:
-        """What is given to another since it was asked for: of its tickets something may come a second time."""
-        again, self._again = self._again, []
-        return again
-
     def assigned_to(self, consumer: WorkerId) -> tuple[list[UnitInfo], list[RoundAssignment]]:
         """What it may not have heard of when its stream broke, to be said again: (units, rounds with its part)."""
         mine = self.book.loads.of(consumer)
@@ -233,15 +153,11 @@ class QueueCore:
             self.book.add(unit)
             self.counts["redelivered"] += 1
 
-    def _tell_joined(self, uid: UnitId) -> None:
-        if self._first is not None:
-            self._first._news[uid] = None
-
     def expect_again(self, tickets: Iterable[UnitId]) -> None:
         """They are worked on again: in a chain of queues, what comes of them passes this one a second time."""
         for ticket in tickets:
             for uid in self._finished.pop_ticket(ticket):
-                self._tell_joined(uid)
+                self.joint.tell_first(uid)
 
     def held(self, consumer: WorkerId, *, branch: int, keys: Iterable[str]) -> list[UnitInfo]:
         """Returns the units that are newly held, so that their producers hear of it."""
@@ -289,7 +205,7 @@ class QueueCore:
             return []
         step, waited = self.steps.at(unit.age), []
         self._finished.add(unit, True)
-        self._tell_joined(unit.id)
+        self.joint.tell_first(unit.id)
         if entry is not None:
             self.counts["dropped"] += 1
             waited = [self.book.pop(unit.id)]
@@ -300,13 +216,11 @@ class QueueCore:
     def close(self, upto: Age) -> None:
         """The step has committed: what de-duplication remembered of it may go. Who announces more of it is too late,
         which the caller knows; acknowledgements of it may still come."""
-        self._closed = max(self._closed, upto)
         for memory in (self._finished, self._on_the_way, self.steps):
             memory.close(upto)
         if self.consumers.homes is not None:
             self.consumers.homes.close(upto)
-        if self._parts:  # which remember as little
-            self._news.update((entry.unit.id, None) for entry in self.book.waiting_upto(upto))
+        self.joint.close(upto)
 
     def forget(self, upto: Age, *, waiting_only: bool = False, count: str = "late") -> list[UnitInfo]:
         """What it was told of these steps, so that producers free it: all of it, where a new driver learns what has
@@ -320,53 +234,18 @@ class QueueCore:
         return gone
 
     # --- matching -----------------------------------------------------------------------------------------------------
-    def join(self, first: QueueCore) -> None:
-        """A unit of `first` is ready once this queue has one of the same key, which then goes where that went."""
-        first._parts.append(self)
-        self.book.is_ready = lambda uid: False  # nothing of it is handed out by itself: it follows
-        first.book.is_ready, self._first = first._is_ready, first
-        self.book.known_to.append(first._news)
-        self.book.waiting_to.append(self._news)
-        first.book.given_to.append(self._news)
-
     def keep_together(self, homes: Homes) -> None:
         """Units of one ticket go to one consumer, here and in the other queues that share `homes`."""
         self.consumers.homes = homes
         homes.share(self.book)
 
-    def _is_ready(self, uid: UnitId) -> bool:
-        return all(part.knows(uid) for part in self._parts)
-
-    def _look_at_news(self) -> None:
-        if not self._news:
-            return
-        for entry in map(self.book.entries.get, self._news):
-            if entry is not None and entry.state is UnitState.WAITING:
-                self.book.look_at(entry)
-        self._news.clear()
-
-    def _look_at_all(self) -> None:
-        for entry in self.book.all_waiting():
-            self.book.look_at(entry)
-
     def match(self) -> Given:
         """Also of a queue that joins another: each part goes to whom that gave the unit, which is the bound of both."""
-        if self._first is not None:
-            return self._follow(self._first)
-        self._look_at_news()
+        if self.joint.first is not None:
+            return self.joint.follow(self.joint.first)
+        self.joint.look_at_news()
         return matching.hand_out(self.book, self.consumers)
 
-    def _follow(self, first: QueueCore) -> Given:
-        given: Given = {}
-        if not self._news:
-            return given
-        for entry, one in [(self.book.entries.get(uid), first.book.entries.get(uid)) for uid in self._news]:
-            if entry is not None and entry.state is UnitState.WAITING and one is not None and one.consumer is not None:
-                self.book.assign(entry, one.consumer)
-                given.setdefault(one.consumer, []).append(entry.unit)
-        self._news.clear()
-        return given
-
     def match_rounds(self) -> list[RoundAssignment]:
-        self._look_at_news()
+        self.joint.look_at_news()
         return self.steps.form_rounds(self.micro_batch)

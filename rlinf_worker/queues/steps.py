@@ -71,7 +71,7 @@ class OpenSteps:
         self._book, self._consumers, self._on_the_way = book, consumers, on_the_way
         self._order, self._first_round = order, first_round
         self._steps: dict[Age, StepRounds] = {}
-        self._closed = Age(0, 0)
+        self.closed = Age(0, 0)  # the newest step that has committed
 
     def of(self, age: Age) -> StepRounds | None:
         """None: it has closed, or nothing is known of it."""
@@ -82,7 +82,7 @@ class OpenSteps:
         found = self._steps.get(age)
         if found is None:
             found = StepRounds(age)
-            if age > self._closed:
+            if age > self.closed:
                 self._steps[age] = found
         return found
 
@@ -94,13 +94,18 @@ class OpenSteps:
                 found.append((unit, why))
         return found
 
+    def has_all_of(self, unit: UnitInfo) -> bool:
+        """Whether nothing more is to come here of what it was made of."""
+        step = self.of(unit.age)
+        return step is not None and all(map(step.has_all, unit.of_tickets))
+
     def take_back(self, unit: UnitInfo) -> None:
         """A later round has it."""
         if (step := self.of(unit.age)) is not None:
             step.take_back(unit.key)
 
     def close(self, upto: Age) -> None:
-        self._closed = max(self._closed, upto)
+        self.closed = max(self.closed, upto)
         self._steps = {age: step for age, step in self._steps.items() if age > upto}
 
     def _open(self) -> list[StepRounds]:

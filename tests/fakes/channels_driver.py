@@ -274,12 +274,12 @@ class FakeDriver(channels_pb2_grpc.ChannelsServicer):
 
     def lose_consumer(self, worker: str) -> None:
         for core in self.cores.values():
-            core.remove_consumer(WorkerId(worker))
+            core.departures.remove_consumer(WorkerId(worker))
         self.connections.pop(worker, None)
         self._match()
 
     def lose_producer(self, worker: str) -> list[Any]:
-        lost = [unit for core in self.cores.values() for unit in core.remove_producer(WorkerId(worker))]
+        lost = [unit for core in self.cores.values() for unit in core.departures.remove_producer(WorkerId(worker))]
         self.connections.pop(worker, None)
         return lost
 

@@ -194,7 +194,7 @@ async def test_a_producer_lost_while_its_unit_is_pulled_is_reported_and_the_cons
         unit = pb.Unit(key="u0", step=1, weight=1, producer="maker/0")
         p.driver.send("taker/0", assign=pb.Assign(channel="units", units=[unit], producers=[endpoint]))
         await until(lambda: "peer_lost" in p.driver.kinds("taker/0"))
-        p.driver.cores["units"].remove_producer(WorkerId("maker/0"))
+        p.driver.cores["units"].departures.remove_producer(WorkerId("maker/0"))
         p.start("maker/0", maker(2), attempt=2)
         await p.driver.connected("maker/0", attempt=2)
         p.driver.is_matching = True

@@ -25,9 +25,9 @@ def test_tickets_of_committed_steps_are_not_handed_out_again(acked):
     core.held(ENV, branch=0, keys=[unit.key for unit in units])
     core.acked(ENV, branch=0, keys=acked)
     core.close(Age(0, 2))
-    over = [unit.key for unit in core.take_over(ENV)]
+    over = [unit.key for unit in core.departures.take_over(ENV)]
     assert over == [key for key in ("env:0@1", "env:0@2") if key not in acked], "whoever made it may free it"
-    assert core.remove_consumer(ENV) == []
+    assert core.departures.remove_consumer(ENV) == []
     core.consumers.credit(OTHER, 10)
     [(_, again)] = core.match().items()
     assert [unit.key for unit in again] == ["env:0@3", "env:0@4"]
@@ -41,8 +41,8 @@ def test_steps_that_a_newer_branch_makes_again_are_open():
     core.consumers.credit(ENV, 10)
     core.match()
     core.close(Age(0, 5))
-    assert core.take_over(ENV) == []
-    core.remove_consumer(ENV)
+    assert core.departures.take_over(ENV) == []
+    core.departures.remove_consumer(ENV)
     core.consumers.credit(OTHER, 10)
     assert [unit.key for unit in core.match()[OTHER]] == ["env:0@2"]
 
@@ -55,4 +55,4 @@ def test_what_a_gang_has_of_a_step_is_left_to_its_commit_or_its_branch():
     core.consumers.credit(ENV, 10)
     core.match()
     core.close(Age(0, 1))
-    assert core.take_over(ENV) == []
+    assert core.departures.take_over(ENV) == []

@@ -134,7 +134,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def consumer_dies(self, consumer):
-        lost = {u.id for u in self.core.remove_consumer(consumer)}
+        lost = {u.id for u in self.core.departures.remove_consumer(consumer)}
         self.credit[consumer] = 0
         for uid, k in self.known.items():
             if k.on_the_way_to == consumer:
@@ -145,7 +145,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(producer=st.sampled_from(PRODUCERS))
     def producer_dies(self, producer):
-        lost = {u.id for u in self.core.remove_producer(producer)}
+        lost = {u.id for u in self.core.departures.remove_producer(producer)}
         assert lost == {uid for uid in self.of("waiting", "assigned") if self.known[uid].producer == producer}
         for uid in lost:
             k = self.known[uid]
@@ -156,7 +156,7 @@ class Arrival(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS), producer=st.sampled_from(PRODUCERS))
     def link_breaks(self, consumer, producer):
-        lost = {u.id for u in self.core.missing(consumer, producer)}
+        lost = {u.id for u in self.core.departures.missing(consumer, producer)}
         mine = [u for u in self.of("assigned") if self.known[u].consumer == consumer]
         assert lost == {uid for uid in mine if self.known[uid].producer == producer}
         for uid in lost:
@@ -254,7 +254,7 @@ def test_a_unit_that_comes_back_has_its_place_in_the_order_of_arrival():
     core = ready(CONSUMERS[0], credit=1)
     core.announce([unit("env:0@1"), unit("env:1@1"), unit("env:2@1")])
     core.match()
-    core.remove_consumer(CONSUMERS[0])
+    core.departures.remove_consumer(CONSUMERS[0])
     core.consumers.credit(CONSUMERS[0], 3)
     assert [u.key for units in core.match().values() for u in units] == ["env:0@1", "env:1@1", "env:2@1"]
 
@@ -321,11 +321,11 @@ def test_what_arrived_although_its_producer_died_is_held_and_not_made_again():
     core = ready(CONSUMERS[0])
     core.announce([unit("env:0@1")])
     core.match()
-    assert [u.key for u in core.remove_producer(PRODUCERS[0])] == ["env:0@1"]
+    assert [u.key for u in core.departures.remove_producer(PRODUCERS[0])] == ["env:0@1"]
     core.held(CONSUMERS[0], branch=0, keys=["env:0@1"])
     again = core.announce([unit("env:0@1", producer=PRODUCERS[1])])
     assert again == ([], [], [unit("env:0@1", producer=PRODUCERS[1])]), "held, by one who has it from another life"
-    assert core.remove_consumer(CONSUMERS[0]) == [], "who made it again has it for the next"
+    assert core.departures.remove_consumer(CONSUMERS[0]) == [], "who made it again has it for the next"
 
 
 def test_of_a_key_that_is_not_to_come_what_waits_goes_and_what_a_consumer_has_stays_with_it():
@@ -363,7 +363,7 @@ def test_a_ticket_restored_without_affinity_gets_it_back_from_the_flow():
     core = ready()
     core.restore_held(CONSUMERS[1], unit("env:1@1", producer=INLINE))
     core.announce([unit("env:1@1", producer=INLINE, affinity=1)])
-    core.remove_consumer(CONSUMERS[1])
+    core.departures.remove_consumer(CONSUMERS[1])
     core.consumers.credit(CONSUMERS[1], 1)
     assert list(core.match()) == [CONSUMERS[1]]
 
@@ -380,8 +380,8 @@ def test_the_next_life_of_a_consumer_has_no_claim_on_what_was_on_its_way_to_the_
     core = ready(CONSUMERS[0])
     core.announce([unit("env:0@1")])
     core.match()
-    core.remove_producer(WorkerId(PRODUCERS[0]))
-    core.remove_consumer(CONSUMERS[0])
+    core.departures.remove_producer(WorkerId(PRODUCERS[0]))
+    core.departures.remove_consumer(CONSUMERS[0])
     assert core.held(CONSUMERS[0], branch=0, keys=["env:0@1"]) == []
     assert not core.knows(UnitId(0, "env:0@1")), "lost, and made again from its ticket"
 

@@ -18,7 +18,7 @@ def unit(index, *, producer):
 
 def joined(*, rounds, **more):
     first, part = QueueCore(rounds=rounds, **more), QueueCore()
-    part.join(first)
+    part.joint.join(first.joint)
     for core in (first, part):
         core.consumers.ranked = [A, B]
         core.consumers.credit(A, 4)
@@ -57,7 +57,7 @@ def test_parts_are_given_again_with_the_unit_where_a_consumer_is_gone():
     part.match()
     other = B if consumer == A else A
     for core in (first, part):
-        core.remove_consumer(consumer)
+        core.departures.remove_consumer(consumer)
     assert part.match() == {}, "nobody has the unit now"
     assert list(first.match()) == [other]
     assert list(part.match()) == [other]
@@ -132,7 +132,7 @@ class Joins:
             core.is_end = core.book.is_last = rounds
             core.consumers.ranked = [A, B]
         for part in self.parts:
-            part.join(self.first)
+            part.joint.join(self.first.joint)
         self.end_step(QueueCore.close)
 
     def act(self):
@@ -149,12 +149,12 @@ class Joins:
             "restored": lambda: core.restore_held(consumer, made),
             "ended": lambda: core.end(made),
             "again": lambda: core.expect_again([made.id]),
-            "a producer dies": lambda: [other.remove_producer(made.producer) for other in self.cores],
+            "a producer dies": lambda: [other.departures.remove_producer(made.producer) for other in self.cores],
             "a consumer dies": lambda: [
-                other.remove_consumer(one)
+                other.departures.remove_consumer(one)
                 for other in self.cores for one in ((A, B) if self.first.rounds else (consumer,))
             ],
-            "a peer is lost": lambda: core.missing(consumer, made.producer),
+            "a peer is lost": lambda: core.departures.missing(consumer, made.producer),
             "closed": lambda: self.end_step(QueueCore.close),
             "forgotten": lambda: self.end_step(QueueCore.forget),
         }  # fmt: skip

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import lineage
-from rlinf_worker.queues.book import Past
 from rlinf_worker.queues.core import QueueCore
 from rlinf_worker.queues.steps import RoundAssignment, balance
 from rlinf_worker.queues.units import Age, UnitInfo
@@ -142,18 +141,18 @@ class Gang(RuleBasedStateMachine):
 
     @rule(producer=st.sampled_from(PRODUCERS))
     def producer_dies(self, producer):
-        self.core.remove_producer(producer)
+        self.core.departures.remove_producer(producer)
         for key in [k for k in self.made if unit(k).producer == producer]:
             if key not in self.held:
                 self.made.discard(key)
                 self.given.pop(key, None)
         # What was just given may be held all the same; a rank that has it not, says nothing.
-        self.core._on_the_way = Past()
+        self.core._on_the_way.drop(lambda way: True)
 
     @rule()
     def gang_dies(self):
         """All ranks: the open steps are formed anew, on the same units, until the driver opens a branch."""
-        lost = {u.key for rank in self.ranks for u in self.core.remove_consumer(rank)}
+        lost = {u.key for rank in self.ranks for u in self.core.departures.remove_consumer(rank)}
         self.made -= lost
         self.given.clear()
         self.held.clear()
@@ -307,7 +306,7 @@ def test_a_unit_that_dies_on_the_way_to_its_rank_is_in_a_later_round_before_the_
     core.announce([unit(k) for k in keys_of(1, 2)])
     core.match_rounds()
     core.held(RANK_0, branch=0, keys=["env:0@1"])
-    assert [u.key for u in core.remove_producer(PRODUCERS[1])] == ["env:1@1"]
+    assert [u.key for u in core.departures.remove_producer(PRODUCERS[1])] == ["env:1@1"]
     assert core.match_rounds() == []
     core.announce([unit("env:1@1")])
     (again,) = core.match_rounds()
@@ -323,7 +322,7 @@ def test_a_unit_that_arrived_although_its_producer_died_is_not_waited_for_by_the
     core.consumers.credit(RANK_0, 5)
     core.announce([unit("env:0@1")])
     core.match_rounds()
-    core.remove_producer(PRODUCERS[0])
+    core.departures.remove_producer(PRODUCERS[0])
     if is_made_again:
         core.announce([unit("env:0@1")])
     core.held(RANK_0, branch=0, keys=["env:0@1"])
@@ -362,7 +361,7 @@ def test_what_comes_back_from_a_gang_that_died_is_in_the_next_round_once():
         [formed] = core.match_rounds()
         assert [u.key for part in formed.parts.values() for u in part] == keys_of(1, 2)
         for rank in ranks(2):
-            core.remove_consumer(rank)
+            core.departures.remove_consumer(rank)
 
 
 def test_what_is_made_again_goes_to_the_rank_to_which_the_first_of_it_was_on_its_way():
@@ -373,7 +372,7 @@ def test_what_is_made_again_goes_to_the_rank_to_which_the_first_of_it_was_on_its
         core.consumers.credit(rank, 5)
     core.announce([unit(k) for k in keys_of(1, 4)])
     (first,) = core.match_rounds()
-    lost = core.remove_producer(PRODUCERS[0])
+    lost = core.departures.remove_producer(PRODUCERS[0])
     homes = {u.key: rank for rank, part in first.parts.items() for u in part if u in lost}
     assert list(homes.values()) == [RANK_0, RANK_0]
     core.announce([unit(u.key, weight=9.0) for u in lost])

@@ -93,7 +93,7 @@ def test_a_step_ends_although_a_taken_round_was_told_again_with_a_unit_that_neve
     core = gang("a", "b")
     assert parts_of(core) == [{RANKS[0]: ["a"], RANKS[1]: ["b"]}]
     core.held(RANKS[1], branch=0, keys=["b"])
-    core.hand_back(RANKS[0], ENV, units={UnitId(0, "a")})
+    core.departures.hand_back(RANKS[0], ENV, units={UnitId(0, "a")})
     again = parts_of(core)
     (owner,) = [consumer for consumer, keys in again[0].items() if keys]
     core.held(WorkerId(owner), branch=0, keys=["a"])
@@ -105,7 +105,7 @@ def test_only_the_named_units_of_a_producer_are_given_up():
     parts_of(core)
     mine = [e.unit.key for e in core.book.loads.of(RANKS[0])]
     assert len(mine) == 2
-    lost = core.missing(RANKS[0], ENV, units={UnitId(0, mine[0])})
+    lost = core.departures.missing(RANKS[0], ENV, units={UnitId(0, mine[0])})
     assert [u.key for u in lost] == mine[:1]
     assert [u.key for u in core.held(RANKS[0], branch=0, keys=mine)] == mine[1:]
 
@@ -116,7 +116,7 @@ def test_a_unit_that_may_have_reached_one_rank_is_made_again_for_no_other():
     (first,) = parts_of(core)
     (owner,) = [consumer for consumer, keys in first.items() if keys == ["a"]]
     core.held(RANKS[1], branch=0, keys=first[RANKS[1]])
-    core.remove_producer(ENV)  # while `a` is on its way, or has arrived: nobody has said
+    core.departures.remove_producer(ENV)  # while `a` is on its way, or has arrived: nobody has said
     core.announce([unit("a", weight=9.0, producer="env/1")])
     (again,) = parts_of(core)
     assert again[WorkerId(owner)] == ["a"]
@@ -127,7 +127,7 @@ def test_the_word_that_it_came_ends_the_making_of_it_again():
     core = gang("a", "b")
     (first,) = parts_of(core)
     (owner,) = [consumer for consumer, keys in first.items() if keys == ["a"]]
-    core.remove_producer(ENV)
+    core.departures.remove_producer(ENV)
     core.announce([unit("a", producer="env/1")])  # waits: the round needs as many as there are ranks
     assert [u.key for u in core.held(WorkerId(owner), branch=0, keys=["a"])] == ["a"]
     assert [keys for formed in parts_of(core) for keys in formed.values() if "a" in keys] == []
@@ -136,9 +136,9 @@ def test_the_word_that_it_came_ends_the_making_of_it_again():
 def test_a_rank_that_is_gone_has_no_claim():
     core = gang("a", "b")
     parts_of(core)
-    core.remove_producer(ENV)
+    core.departures.remove_producer(ENV)
     for consumer in RANKS:
-        core.remove_consumer(consumer)
+        core.departures.remove_consumer(consumer)
         core.consumers.credit(consumer, 4)
     core.announce([unit("a", producer="env/1"), unit("b", producer="env/1")])
     assert sorted(key for keys in parts_of(core)[0].values() for key in keys) == ["a", "b"]

@@ -82,7 +82,7 @@ def test_where_its_consumer_is_gone_the_whole_group_goes_to_one_other_what_was_h
     core.announce(samples("p:0", count=6))
     [(home, given)] = core.match().items()
     core.held(home, branch=0, keys=[u.key for u in given[:2]])
-    core.remove_consumer(home)
+    core.departures.remove_consumer(home)
     [(other, again)] = core.match().items()
     assert other != home
     assert [u.key for u in again] == [f"p:0/{n}" for n in range(4)]
@@ -97,7 +97,7 @@ def test_what_waited_for_one_that_is_gone_goes_to_another_also_where_it_had_fini
     [home] = core.match()
     core.acked(home, branch=0, keys=["p:0/0"])
     assert core.match() == {}, "the other has room"
-    core.remove_consumer(home)
+    core.departures.remove_consumer(home)
     assert keys(core.match()) == {B if home == A else A: ["p:0/1"]}
 
 
@@ -106,7 +106,7 @@ def test_what_is_lost_with_its_producer_and_made_again_comes_to_where_the_others
     core.announce([unit("p:0", 0), unit("p:0", 1, producer=PRODUCERS[1])])
     [home] = core.match()
     core.held(home, branch=0, keys=["p:0/0"])
-    assert [u.key for u in core.remove_producer(PRODUCERS[1])] == ["p:0/1"]
+    assert [u.key for u in core.departures.remove_producer(PRODUCERS[1])] == ["p:0/1"]
     core.consumers.credit(home, 1)
     core.announce([unit("p:0", 1)])
     assert keys(core.match()) == {home: ["p:0/1"]}
@@ -123,13 +123,13 @@ def test_two_queues_of_one_consumer_have_the_same_home_for_a_ticket_and_lose_it_
     checks.announce([unit("p:0", 8), unit("p:0", 9)])
     checks.match()
     for core in (answers, checks):
-        core.remove_consumer(home)
+        core.departures.remove_consumer(home)
     assert list(answers.match()) == list(checks.match()) == [other]
 
 
 def test_units_that_need_another_part_are_together_too_and_their_parts_follow():
     first, part = kept_together(A, B), QueueCore()
-    part.join(first)
+    part.joint.join(first.joint)
     part.consumers.ranked = [A, B]
     first.announce(samples("p:0", count=4))
     assert first.match() == {}
@@ -201,9 +201,9 @@ def test_whatever_dies_no_two_consumers_have_units_of_one_ticket(seed):
                 core.acked(consumer, branch=0, keys=[made.key])
             case "dies" if chance.random() < 0.3:
                 for one in cores:
-                    one.remove_consumer(consumer)
+                    one.departures.remove_consumer(consumer)
             case "lost":
-                core.remove_producer(made.producer)
+                core.departures.remove_producer(made.producer)
             case "restored":
                 core.restore_held(consumer, made)
         if chance.random() < 0.8:
