@@ -131,7 +131,7 @@ class _Decision(Known):
         if off is None:
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
-        before = steps_of(self.own_of(base.revision))
+        before = steps_of(self.newest_of(base.revision))
         if not slower(self.now, before.scaled_to(expected * self.others.price(base)), by=WORSE):
             return None
         said = (
@@ -218,8 +218,23 @@ class _Decision(Known):
         best = min(others, key=self._total_s)
         if self._total_s(best) < current_s * self.remaining:
             return self._next(best, others, fitted.problem, is_first=is_first)
+        if (fewer := self._on_fewer_slots(others)) is not None:
+            return self._next(fewer, others, fitted.problem, is_first=is_first)
         code, why = self._none_pays(min(others, key=lambda other: other.worth_s), fitted.problem)
         return Stay(code, why, considered=last, again_at=again_at)
+
+    def _on_fewer_slots(self, others: Sequence[Other]) -> Other | None:
+        """Whose pods are fewer and whose steps are as long: the gain that they were made for is gone. Slots are saved
+        and no time, so what the change costs is bounded as a probe's is; each plan that was rolled back asks for more."""
+        doubt = 1 + MIN_GAIN * (2 ** len(self.others.rolled_back) - 1)
+        now, most_s = self.others.paid(self.plan), PROBE_SHARE * self.remaining * self.now.mean
+        fewer = [
+            other for other in others
+            if self.others.paid(other.plan) < now
+            and other.seconds * doubt <= (1 + WORSE) * self.now.mean
+            and SAFETY * other.change_s <= most_s
+        ]  # fmt: skip
+        return min(fewer, key=lambda other: (self.others.paid(other.plan), other.seconds), default=None)
 
     def _none_pays(self, best: Other, problem: PlanProblem) -> tuple[str, str]:
         """Code and sentence; `best` has the shortest step, whatever the change to it costs."""
@@ -266,9 +281,10 @@ class _Decision(Known):
         return (1 + margin) * other.worth_s * self.remaining + SAFETY * other.change_s
 
     def _priced(self, other: Other) -> str:
-        """What it costs where slots have a price."""
+        """What it costs where slots have a price, and what it gives back where they have none."""
         paid, now = self.others.paid(other.plan), self.others.paid(self.plan)
-        return f", on {paid} slots instead of {now}" if self.problem.has_price and paid != now else ""
+        is_said = paid < now or (self.problem.has_price and paid > now)
+        return f", on {paid} slots instead of {now}" if is_said else ""
 
     def _runners_up(self, problem: PlanProblem, best: Other, others: Sequence[Other]) -> list[Alternative]:
         rest = sorted((other for other in others if other is not best), key=lambda other: other.worth_s)

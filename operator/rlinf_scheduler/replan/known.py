@@ -83,12 +83,15 @@ class Known:
 
     @property
     def newest(self) -> tuple[Profile, ...]:
-        """Reports, as many as make VERIFIED_STEPS."""
-        count = 0
-        for number, profile in enumerate(reversed(self.own), 1):
+        return self.newest_of(self.plan.revision)
+
+    def newest_of(self, revision: int) -> tuple[Profile, ...]:
+        """Reports, as many as make VERIFIED_STEPS: a plan that drifted is known by the work that it did last."""
+        own, count = self.own_of(revision), 0
+        for number, profile in enumerate(reversed(own), 1):
             if (count := count + profile.steps) >= VERIFIED_STEPS:
-                return self.own[-number:]
-        return self.own
+                return own[-number:]
+        return own
 
     @property
     def is_settled(self) -> bool:
@@ -151,16 +154,16 @@ class Known:
         return 1e3 * self.now.mean / self.predicted(self.plan, self.problem).period_ms
 
     def off_of(self, revision: int) -> float | None:
-        """Of a plan that was in force before, by the work that was done then."""
+        """Of a plan that was in force before, by the work that was done last then."""
         record = self.records.get(revision)
         until = [p for p in self.case.profiles if p.revision <= revision]
-        own = self.own_of(revision)
-        if record is None or not own:
+        last = self.newest_of(revision)
+        if record is None or not last:
             return None
         then = fit(self.case.job, until, plan=record.spec)
         if isinstance(then, Unfit):
             return None
-        return 1e3 * steps_of(own).mean / self.predicted(record.spec, then.problem).period_ms
+        return 1e3 * steps_of(last).mean / self.predicted(record.spec, then.problem).period_ms
 
 
 def pods_of(plan: RLPlanSpec, pool: str) -> int:

@@ -71,6 +71,59 @@ def test_a_further_slot_must_save_what_the_job_says(share):
     assert any(grown(job)) == (share == 0.0)
 
 
+TWO = {
+    "name": "two", "items": 16, "staleness": 0,
+    "pools": [{"name": "main", "slots": 2, "memory": 1000, "roles": ["gen", "train"]}],
+    "roles": [
+        {"name": name, "service": "serial", "time": {"perItemMs": ms, "perBatchMs": 1.0, "sigma": 0.0, "jitter": 0.0},
+         "memory": {"resident": 10, "peak": 20, "offloaded": 1}, "loadMs": 1.0, "offloadMs": 1.0, **more}
+        for name, ms, more in (("gen", 100.0, {}), ("train", 5.0, {"gang": True, "syncMs": 1.0, "ranks": [1]}))
+    ],
+    "edges": [{"from": "gen", "to": "train"}, {"from": "train", "to": "gen", "weights": True, "syncMs": 1.0}],
+}  # fmt: skip
+"""A pod more makes steps half as long, as long as a unit takes the generator longer than the trainer."""
+
+
+def shrinking(*, steps=2000, factor=0.02, **more):
+    """From step 100 on a unit takes the generator `factor` of its time."""
+    return World.of_entry(TWO, steps=steps, pods=2, mode="Disaggregated", shift=(100, "gen", factor), **more)
+
+
+def test_pods_whose_gain_is_gone_are_given_back():
+    """Steps are as long without them: no plan is better, and slots that nobody needs are another job's."""
+    job = shrinking()
+    job.run(90)
+    assert grown(job)[-1]
+    job.run(60)
+    assert not grown(job)[-1]
+    assert "slots instead of" in job.plans[-1].reason.message
+    assert job.codes[-1] == "Drift"
+    written = len(job.plans)
+    job.run(400)
+    assert len(job.plans) == written, "and stay away"
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_pods_that_make_steps_shorter_stay(factor):
+    job = shrinking(factor=factor)
+    job.run(300)
+    assert grown(job)[-1]
+
+
+def test_pods_stay_where_the_change_costs_more_than_a_twentieth_of_what_is_left():
+    job = shrinking(steps=180)
+    job.run()
+    assert grown(job)[-1]
+
+
+def test_pods_are_given_back_once_where_steps_turned_out_longer_without_them():
+    """For a reason that no simulator knows. The plan before it comes again, and stays."""
+    job = shrinking(slow=lambda plan: 1.5 if plan.revision > 3 and plan.pools[0].pods == 1 else 1.0)
+    job.run(600)
+    assert [pods(job)[-3], pods(job)[-2], pods(job)[-1]] == [(2,), (1,), (2,)]
+    assert job.codes[-2:] == ["Drift", "RolledBack"]
+
+
 def test_a_pod_without_a_node_is_tried_again_after_ten_minutes_then_twenty():
     """Meanwhile the job may have any other plan. A step takes minutes."""
     job = world(steps=300, slow=lambda plan: 120.0)
