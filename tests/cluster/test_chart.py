@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from rlinf_api import job, names
 from rlinf_api.profile import RLProfileSpec, key_of
 from rlinf_operator import access
 from tests.builders import plan_of, ppo_job
-from tests.cluster import chart, worker_image
+from tests.cluster import chart, growing, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
 from tests.cluster.control_plane import cartpole
@@ -445,6 +445,86 @@ def test_a_job_is_profiled_and_gets_a_further_plan_by_itself(cluster: Cluster, n
     events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
     told_of = {e["reason"]: e.get("message", "") for e in events}
     assert "cartpole-p2 is in force instead of cartpole-p1" in told_of["PlanProbe"]
+
+
+@pytest.mark.usefixtures("users")
+def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
+    release: Release, namespace: str, claim: str
+):
+    """The scheduler when it has measured, all operators while the plan's pod starts, that pod as it works."""
+    cluster = release.cluster
+    where = f"/apis/{names.API_VERSION}/namespaces/{namespace}"
+    job = f"{where}/rljobs/{growing.NAME}"
+
+    def kill(*what: str, of: str = release.namespace) -> None:
+        cluster.kubectl("-n", of, "delete", "pod", *what, "--grace-period=0", "--force", "--wait=false")
+
+    def workers() -> dict[str, str]:
+        """Those that nobody has told to end, name to uid."""
+        found = [pod["metadata"] for pod in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]]
+        component = names.LABEL_COMPONENT
+        return {
+            m["name"]: m["uid"] for m in found
+            if m["labels"].get(component) == names.COMPONENT_WORKER and "deletionTimestamp" not in m
+        }  # fmt: skip
+
+    def plans() -> dict[str, dict[str, Any]]:
+        return {p["metadata"]["name"]: p for p in cluster.api.get(f"{where}/rlplans")["items"]}
+
+    def says(condition: str) -> bool:
+        now = cluster.api.get(job)
+        return "status" in now and conditions(now).get(condition) == "True"
+
+    def in_force() -> dict[str, Any] | None:
+        current = cluster.api.get(job)["status"]["plan"]["current"]
+        return plans().get(current) if says("PlanApplied") else None
+
+    def has(generators: int) -> bool:
+        plan = in_force()
+        return plan is not None and growing.generators(plan) == generators
+
+    def measured(plan: str) -> dict[str, Any]:
+        return dict((plans()[plan].get("status") or {}).get("measured", {"steps": 0}))
+
+    def wait(holds: Callable[[], object], what: str, timeout_s: float = 120) -> None:
+        try:
+            until(lambda: bool(holds()), what=what, timeout_s=timeout_s, every_s=0.2)
+        except Exception as error:
+            told = [
+                cluster.api.get(job).get("status"),
+                {n: (p["spec"]["reason"], p.get("status")) for n, p in plans().items()},
+            ]
+            raise AssertionError(f"{error}\n{yaml.safe_dump(told)}") from error
+
+    apply_as(cluster, namespace, "bob", growing.manifest(claim))
+    wait(lambda: says("Profiled"), "its measures")
+    assert growing.generators(plans()[f"{growing.NAME}-p1"]) == 2, "it begins with the fewest pods"
+    before = workers()
+    kill("-l", "app.kubernetes.io/component=scheduler")
+    wait(lambda: len(workers()) == 3, "a third pod")
+    kill("-l", "app.kubernetes.io/component=operator")
+    wait(lambda: has(4), "four generators")
+    grown = in_force()
+    assert grown is not None
+    assert grown["spec"]["reason"]["code"] == "Profiled", grown["spec"]["reason"]
+    assert {name: uid for name, uid in workers().items() if name in before} == before, "who stays is not touched"
+    promised_s = grown["spec"]["predicted"]["periodSeconds"]
+    assert growing.ideal_s(2) <= promised_s < 1.4 * growing.ideal_s(2)
+    name = grown["metadata"]["name"]
+    wait(lambda: measured(name)["steps"] >= 20, "what 20 of its steps took")
+    print(f"promised {promised_s:.3f} s, took {measured(name)}")
+    assert measured(name)["periodSeconds"] < 0.8 * growing.ideal_s(1)
+
+    (new,) = workers().keys() - before.keys()
+    kill(new, of=namespace)
+    wait(lambda: len(workers()) == 3 and new not in workers(), "its successor")
+    wait(lambda: has(2), "two generators again")
+    wait(lambda: workers() == before, "the end of the third pod")
+    assert cluster.api.get(job)["status"]["step"] >= growing.DRIFT_STEP
+    every = [(n, c) for n, p in plans().items() for c in (p.get("status") or {}).get("conditions", ())]
+    assert not [(n, c["message"]) for n, c in every if (c["type"], c["status"]) == ("Failed", "True")]
+    events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
+    assert {"PlanProfiled", "PlanDrift"} <= {e["reason"] for e in events}
 
 
 @pytest.mark.usefixtures("users")
