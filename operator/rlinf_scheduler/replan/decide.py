@@ -224,8 +224,8 @@ class _Decision(Known):
         return Stay(code, why, considered=last, again_at=again_at)
 
     def _on_fewer_slots(self, others: Sequence[Other]) -> Other | None:
-        """Whose pods are fewer and whose steps are as long: the gain that they were made for is gone. It saves slots and
-        no time, so what the change costs is bounded as a probe's is; each plan that was rolled back asks for more."""
+        """Whose pods are fewer and whose steps are as long: the gain that they were made for is gone. It saves slots
+        and no time, so what the change costs is bounded as a probe's is; what was rolled back makes it ask for more."""
         doubt = 1 + MIN_GAIN * (2 ** len(self.others.rolled_back) - 1)
         now, most_s = self.others.paid(self.plan), PROBE_SHARE * self.remaining * self.now.mean
         fewer = [
