@@ -18,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -30,11 +29,12 @@ from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion
 from rlinf_worker.roles import models
 from rlinf_worker.roles.protocol import FlowSettings, Memory, RoleContext
 from rlinf_worker.roles.rollout import endings
-from rlinf_worker.roles.rollout.engine import Engine, Made, Sampling
+from rlinf_worker.roles.rollout.drawing import Drawing, most_samples
+from rlinf_worker.roles.rollout.engine import Engine, Made
 from rlinf_worker.roles.rollout.generation import Generator
-from rlinf_worker.roles.rollout.rows import Rows, open_rows
+from rlinf_worker.roles.rollout.prompts import Prompts
 from rlinf_worker.roles.rollout.schema import LanguageConfig, TransformersConfig
-from rlinf_worker.roles.samples import ROWS, SAMPLING, is_evaluation
+from rlinf_worker.roles.samples import ROWS, SAMPLING
 
 Result = TypeVar("Result")
 NO_WEIGHTS: Final = PolicyVersion(-1, 0)
@@ -70,8 +70,8 @@ class LanguageRole(ABC):
         async with ctx.turn():
             with ctx.span("load"):
                 await self._in_its_thread(self._load)
-            ctx.share(ROWS, self._rows_fact())
-            ctx.share(SAMPLING, self._sampling_fact())
+            ctx.share(ROWS, self._prompts.fact())
+            ctx.share(SAMPLING, self._drawing.fact())
             await ctx.ready()
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -106,9 +106,8 @@ class LanguageRole(ABC):
     def _load(self) -> None:
         ctx, config = self._ctx, self.schema.model_validate(dict(self._ctx.config))
         self._config, flow = config, ctx.flow
-        self._rows: Rows = open_rows(flow.train_data, field="spec.data.train")
-        self._eval_rows = open_rows(flow.eval_data, field="spec.data.eval") if flow.eval_data else None
-        self._tokenizer = models.tokenizer(flow.model)
+        self._prompts = Prompts(flow, column=config.prompt_column)
+        tokenizer = self._prompts.tokenizer
         shape = models.config_of(flow.model)
         context = models.context_of(shape)
         if config.max_prompt_tokens + config.max_response_tokens > context:
@@ -117,39 +116,23 @@ class LanguageRole(ABC):
                 got=f"maxPromptTokens {config.max_prompt_tokens} + maxResponseTokens {config.max_response_tokens}",
                 wanted=f"at most {context} together", next="lower one of them in spec.roles[rollout].config",
             )  # fmt: skip
-        self._samples = _most_samples(flow)
-        self._stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, self._tokenizer)
-        self._stop_strings = tuple(config.stop_strings)
-        if self._stop_strings:
-            self.decoder = endings.library_of(self._tokenizer, self._stop_strings, path=flow.model)
+        self._samples = most_samples(flow)
+        stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, tokenizer)
+        self._drawing = Drawing(flow, config, stops=stops)
+        if self._drawing.stop_strings:
+            self.decoder = endings.library_of(tokenizer, self._drawing.stop_strings, path=flow.model)
         kv_bytes = ctx.allotment.kv_bytes
         self._engine, self._most_rows = self.engine(config, path=flow.model, shape=shape, kv_bytes=kv_bytes)
 
     def room(self, rows: int, *, field: str) -> int:
         """Samples at once; a group has to fit."""
-        if rows < (wanted := _most_samples(self._ctx.flow)):
+        if rows < (wanted := most_samples(self._ctx.flow)):
             raise UserError(
                 "a group does not fit into the engine", got=f"{field}, so {rows} samples at once",
                 wanted=f"{wanted}, spec.flow.config.samplesPerPrompt, or evaluation.samples",
                 next="raise maxSequences or the plan's kv, or lower samplesPerPrompt",
             )  # fmt: skip
         return rows
-
-    def _rows_fact(self) -> dict[str, Any]:
-        held = self._eval_rows
-        count, digest = (len(held), held.digest) if held is not None else (0, "")
-        return {
-            "count": len(self._rows), "digest": self._rows.digest, "eval_count": count, "eval_digest": digest,
-        }  # fmt: skip
-
-    def _sampling_fact(self) -> dict[str, Any]:
-        """What the actor has to know of how tokens were drawn."""
-        config = self._config
-        return {
-            "temperature": config.temperature, "dtype": config.dtype, "stops": sorted(self._stops),
-            "least": config.min_response_tokens, "most": config.max_response_tokens,
-            "tokenizer": models.digest_of(self._ctx.flow.model),
-        }  # fmt: skip
 
     # --- serving ------------------------------------------------------------------------------------------------------
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
@@ -234,7 +217,7 @@ class LanguageRole(ABC):
         if item.cancelled:
             self._tickets.drop(item, "cancelled")
             return
-        prompt = await asyncio.to_thread(self._prompt, item)
+        prompt = await asyncio.to_thread(self._prompts.tokens, item)
         if len(prompt) > config.max_prompt_tokens:
             ctx.report(step=item.step, metrics={"prompts_too_long_count": 1.0}, key=item.key)
             self._tickets.drop(item, "longer than maxPromptTokens")
@@ -245,50 +228,10 @@ class LanguageRole(ABC):
         left = Made.from_plain(item.partial) if item.partial is not None else None
         if left is not None and _oldest(left) < item.version:
             left = None  # too old for the step that it is of now
-        sampling = self._sampling(item)
+        sampling = self._drawing.of(item)
         answer = self._held_engine.begin(name, key=item.key, prompt=prompt, sampling=sampling, made=left)
         self._working[name] = (item, answer)
         item.on_cancel(lambda: self._given_up.add(name))
-
-    def _sampling(self, item: Item) -> Sampling:
-        config, flow = self._config, self._ctx.flow.config
-        one = Sampling(
-            samples=int(flow["samples_per_prompt"]), temperature=config.temperature, most=config.max_response_tokens,
-            least=config.min_response_tokens, stops=self._stops, stop_strings=self._stop_strings,
-        )  # fmt: skip
-        if not is_evaluation(item.key):
-            return one
-        other = flow["evaluation"]
-        return replace(
-            one, samples=int(other["samples"]), temperature=float(other["temperature"]), top_k=int(other["top_k"]),
-            top_p=float(other["top_p"]),
-        )  # fmt: skip
-
-    def _row(self, item: Item) -> dict[str, Any]:
-        rows = self._eval_rows if is_evaluation(item.key) else self._rows
-        assert rows is not None, "tickets of an evaluation are of rows that there are"
-        return rows.row(int(item.payload["index"]))
-
-    def _prompt(self, item: Item) -> list[int]:
-        row, column = self._row(item), self._config.prompt_column
-        index, field = int(item.payload["index"]), f"spec.data.{'eval' if is_evaluation(item.key) else 'train'}"
-        found = row.get(column)
-        try:
-            if isinstance(found, str):
-                return list(self._tokenizer(found)["input_ids"])
-            if isinstance(found, list) and found:
-                text = self._tokenizer.apply_chat_template(found, tokenize=False, add_generation_prompt=True)
-                return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        except Exception as error:
-            raise UserError(
-                f"row {index} of {field} makes no prompt", got=f"{type(error).__name__}: {str(error)[:300]}",
-                wanted="what the tokenizer and its chat template take", next="correct the row, or the template",
-            ) from error  # fmt: skip
-        raise UserError(
-            f"row {index} of {field} has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
-            wanted="text, or messages [{role, content}]",
-            next=f"set promptColumn to one of {', '.join(sorted(map(str, row)))[:200]}, or correct the row",
-        )  # fmt: skip
 
     def _leave(self) -> None:
         """What nobody needs any more, between two steps."""
@@ -327,23 +270,24 @@ class LanguageRole(ABC):
     def _payload(self, item: Item, made: Made) -> dict[str, Any]:
         lengths = [len(ids) for ids in made.ids]
         return {
-            "prompt": np.array(self._prompt(item), np.int32),
+            "prompt": np.array(self._prompts.tokens(item), np.int32),
             "tokens": np.array([token for ids in made.ids for token in ids], np.int32),
             "logprobs": np.array([value for each in made.logprobs for value in each], np.float32),
             "versions": np.array([version for each in made.versions for version in each], np.int32),
             "lengths": np.array(lengths, np.int32),
             "finished": np.array(made.finished, np.bool_),
             "texts": self._texts(made),
-            "row": self._row(item),
+            "row": self._prompts.row(item),
         }
 
     def _texts(self, made: Made) -> list[str]:
         """Without the stop string that a sample has ended with, and what its last token says behind it."""
-        texts: list[str] = self._tokenizer.batch_decode(made.ids, skip_special_tokens=True)
-        if not self._stop_strings or self._config.keep_stop_string:
+        texts: list[str] = self._prompts.tokenizer.batch_decode(made.ids, skip_special_tokens=True)
+        strings = self._drawing.stop_strings
+        if not strings or self._config.keep_stop_string:
             return texts
         least = self._config.min_response_tokens
-        cut = [endings.text_before(self.decoder, self._stop_strings, ids, least=least) for ids in made.ids]
+        cut = [endings.text_before(self.decoder, strings, ids, least=least) for ids in made.ids]
         return [text if part is None else part for text, part in zip(texts, cut, strict=True)]
 
 
@@ -360,12 +304,6 @@ class TransformersRole(LanguageRole):
                 rows, field = kv_bytes // each, f"kv {kv_bytes} bytes of the plan, {each} for each sample"
         rows = self.room(rows, field=field)
         return Generator(model, seed=self._ctx.flow.seed, rows=rows, tokenizer=self.decoder), rows
-
-
-def _most_samples(flow: FlowSettings) -> int:
-    """Of a group, of whatever purpose."""
-    evaluated = int(flow.config["evaluation"]["samples"]) if flow.eval_data else 0
-    return max(int(flow.config["samples_per_prompt"]), evaluated)
 
 
 def _oldest(made: Made) -> PolicyVersion:

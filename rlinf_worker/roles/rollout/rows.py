@@ -1,7 +1,7 @@
 """The rows of a data file: JSONL, Parquet, or a folder that the library datasets has saved. Opened once, read row by
 row; nothing of it is kept in memory but where its rows begin.
 
-For: the rollout role. Not for: which row is whose turn (flows/grpo.py), what is made of one (language.py).
+For: the rollout role. Not for: which row is whose turn (flows/grpo.py), what is made of one (prompts.py).
 """
 
 from __future__ import annotations
