@@ -187,8 +187,9 @@ class LanguageRole(ABC):
         if self._news is None:
             self._news = asyncio.ensure_future(self._ctx.weights.newer(self._held))
         if self._news.done():
-            news, self._news = self._news, None
-            await self._change_weights(news.result())
+            news, self._news = self._news.result(), None
+            if news > self._held:  # a ticket that asked for them may have brought them meanwhile
+                await self._change_weights(news)
 
     async def _change_weights(self, at_least: PolicyVersion) -> None:
         on_news = self._config.on_new_weights

@@ -130,9 +130,9 @@ def commit_to_loaded_s(metrics: Metrics, spans: Spans) -> float:
 
 
 def _loaded(spans: Spans) -> dict[int, float]:
-    """By the step that made them: when the rollout had set them."""
-    own = (span for span in spans if span.get("role") == "rollout" and span["kind"] == "weights")
-    return {int(span["step"]): float(span["t1"]) for span in own}
+    """By the step that made them: when the rollout had set them, for the first time."""
+    own = [span for span in spans if span.get("role") == "rollout" and span["kind"] == "weights"]
+    return {int(span["step"]): float(span["t1"]) for span in sorted(own, key=lambda span: -float(span["t1"]))}
 
 
 def commit_to_token_s(metrics: Metrics, spans: Spans) -> float:

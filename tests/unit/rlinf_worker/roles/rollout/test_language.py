@@ -331,6 +331,23 @@ async def test_what_is_under_way_goes_on_with_newer_weights(folder, mode):
     )
 
 
+@pytest.mark.parametrize("mode", ["recompute", "keep", "drain"])
+async def test_weights_that_a_ticket_has_asked_for_are_not_set_once_more_as_news(folder, mode):
+    """Each time costs the cache of all that is under way: with 92 million parameters 5 s of a step."""
+    rollout = Rollout(folder, config={**LONG, "onNewWeights": mode}, staleness=1, samplesPerPrompt=2)
+    rollout.give(0)
+    running = asyncio.create_task(TransformersRole().run(rollout.context))
+    while len([kind for kind, _ in rollout.context.worked if kind == "compute"]) < 5:
+        await asyncio.sleep(0)
+    rollout.tickets.give("train:1/0/0", {"index": 0, "pass": 1}, version=PolicyVersion(0, 1), step=2)
+    rollout.tickets.end()
+    await asyncio.sleep(0.1)  # it waits for them by both ways
+    rollout.show(PolicyVersion(0, 1))
+    await asyncio.wait_for(running, 60)
+    assert [kind for kind, _ in rollout.context.worked].count("weights") == 2
+    assert rollout.stage.weights.pulls == 2
+
+
 async def test_what_drains_ends_with_the_weights_that_it_began_with_and_nothing_begins_before(folder):
     _, first, second = await newer_weights_under_way(folder, mode="drain")
     assert (numbers_of(first), numbers_of(second)) == ([0], [1])
