@@ -107,10 +107,10 @@ class StepEnds:
     # --- looking in ---------------------------------------------------------------------------------------------------
     def tickets_of(self, step: int, gang: str) -> TicketsOf:
         """Of a unit of that step, by its key, as the gang's queue knows it."""
-        age = self._age_of(step)
+        age = self.age_of(step)
         return next(ends for ends in self._gangs if ends.role == gang).steps.at(age).tickets_of
 
-    def _age_of(self, step: int) -> Age:
+    def age_of(self, step: int) -> Age:
         entry = self._job.ledger.get(step)
         return Age(entry.branch if entry is not None else 0, step)
 
@@ -121,7 +121,7 @@ class StepEnds:
     def short(self, step: int) -> list[tuple[str, int, int]]:
         """Tickets of which fewer units came than the flow said, though whoever worked on them is through: (key, units
         that came or were dropped, units)."""
-        age, within = self._age_of(step), self._within()
+        age, within = self.age_of(step), self._within()
         known = [found for gang in self._gangs if (found := gang.steps.of(age)) is not None]
         return [
             (ticket, units - found.missing(ticket), units)
@@ -134,7 +134,7 @@ class StepEnds:
     def holders(self, step: int) -> list[WorkerId]:
         """Who has in hand what the step waits for, in the order of what waits longest."""
         found: dict[WorkerId, None] = {}
-        age = self._age_of(step)
+        age = self.age_of(step)
         waited = {
             ticket
             for gang in self._gangs

@@ -40,6 +40,8 @@ class Exchange:
         self.results: dict[str, ResultsBook] = {}
         self.through = Through()
         self.ends = StepEnds(job, self.queues)
+        self._bereft: set[int] = set()
+        """Steps that were open as a worker died that makes units: what it had made may have been told to nobody yet."""
 
     def declare(self) -> None:
         """The job knows its channels by now."""
@@ -134,13 +136,27 @@ class Exchange:
         """Its units go elsewhere."""
         for queue in self.queues.values():
             if queue.spec.producer == role:
+                self._bereft |= {step.number for step in self._job.ledger.open_steps}
                 self._make_again(queue.core.departures.remove_producer(worker))
             if queue.spec.consumer == role:
                 self._make_again(queue.consumer_gone(worker))
 
     def _make_again(self, lost: Iterable[UnitInfo]) -> None:
         """The tickets from which lost units were made wait again."""
-        wanted = {UnitId(unit.branch, ticket) for unit in lost for ticket in unit.of_tickets}
+        self._work_on_again({UnitId(unit.branch, ticket) for unit in lost for ticket in unit.of_tickets})
+
+    def make_up(self, step: int) -> list[str]:
+        """Tickets on which nobody works any more, though units of them are to come, of a step in which a producer died:
+        where it answers in a cycle, whoever had asked may be through with a ticket whose units died with it before
+        they were announced. They wait again; once for each death, as a role may also have made too few."""
+        if step not in self._bereft:
+            return []
+        self._bereft.discard(step)
+        short = [ticket for ticket, _, _ in self.ends.short(step)]
+        self._work_on_again({UnitId(self.ends.age_of(step).branch, ticket) for ticket in short})
+        return short
+
+    def _work_on_again(self, wanted: set[UnitId]) -> None:
         for queue in self.queues.values() if wanted else ():
             queue.tickets.make_again(wanted)
             if not queue.core.is_end:  # what has come there does not come again
@@ -203,6 +219,7 @@ class Exchange:
 
     def close_step(self, step: int, *, branch: int) -> None:
         upto = Age(branch, step)
+        self._bereft.discard(step)
         self._close_results(upto)
         for queue in self.queues.values():
             if queue.core.is_end:  # nobody takes what still waits there

@@ -7,8 +7,8 @@ agent's heartbeats (runtime/work.py): for how long it has not moved, at what, an
   after five usual steps of it, and its agent kills it at its phase's deadline.
 * All wait, nobody moves, and a step is open: whoever holds what the step waits for is named after the same time, and
   replaced after `stall_deadline_s` or five usual steps.
-* All wait for units of a ticket on which nobody works any more: it is named, and then the job fails, as they can never
-  come.
+* All wait for units of a ticket on which nobody works any more: where a worker that makes units died in this step they
+  are made again; else the ticket is named, and then the job fails, as they can never come.
 * All wait, and the flow has not said all of a step: it is named, and left alone, as it may wait for the world.
 * All wait though steps do not go on again, as one is not ready yet: whoever has stood still for longest is replaced
   after `stall_deadline_s`. Nobody is while one is away, or loads: these have deadlines of their own.
@@ -18,6 +18,7 @@ Whoever is replaced counts as failed, and so a job that stands still again and a
 
 from __future__ import annotations
 
+import logging
 import statistics
 from typing import Final
 
@@ -30,8 +31,12 @@ from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
 from rlinf_worker.driver.workforce import Workforce
 
+logger = logging.getLogger(__name__)
+
 MAX_NAMED: Final = 3  # in one sentence
 USUAL_STEPS: Final = 5.0
+MADE_UP_S: Final = 2.0
+"""All have waited so long: what was announced or acknowledged before a worker died has come by then, or never does."""
 FRESH_S: Final = 5.0
 """A worker that is not stuck says so once a second; its word is under way for two beats, and a busy machine is late."""
 
@@ -49,6 +54,7 @@ class Stalls:
         job = self._job
         workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
         self.words, self.is_stalled = "", False
+        self._make_up([w for w in workers if w.state is WorkerState.READY])
         if not job.is_running or any(w.state is not WorkerState.READY for w in workers):
             self._look_at_recovery(workers)
             return
@@ -76,6 +82,15 @@ class Stalls:
         self.words = f"step {step.number} has not moved for {still_s:.0f} s: {'; '.join(map(_waits, blocking))}"
         if still_s > deadline and is_heard:
             self._replace(blocking[0], still_s)
+
+    def _make_up(self, at_work: list[WorkerRecord]) -> None:
+        """Also while the one that died is away, or starts."""
+        if min((w.still_s for w in at_work), default=0.0) <= MADE_UP_S:
+            return
+        for step in self._job.ledger.open_steps:
+            if again := self._exchange.make_up(step.number):
+                said = {"step": step.number, "tickets": again[:MAX_NAMED]}
+                logger.warning("units that died with their maker are made again", extra=said)
 
     def _look_at_recovery(self, workers: list[WorkerRecord]) -> None:
         if self._job.standing.state is not DriverState.RECOVERING or not all(w.present for w in workers):

@@ -65,8 +65,8 @@ def holds_up(world: World, worker: WorkerId) -> str:
     return key
 
 
-async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
-    """One of the envs takes its ticket, puts nothing and acknowledges it."""
+async def short_of_units() -> LineageWorld:
+    """One of the envs takes its ticket, puts one unit of three and acknowledges it."""
     world = LineageWorld(SHAPES["three of each"], steps=40)
     await stepping(world)
     steps_took(world, 1.0)
@@ -77,6 +77,12 @@ async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
     for _ in range(20_000):
         if not await world.step() and world.driver.exchange.ends.short(ledger.committed + 1):
             break
+    return world
+
+
+async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
+    world = await short_of_units()
+    ledger = world.driver.job.ledger
     step = ledger.committed + 1
     sentence = (
         f"step {step} can never end: whoever took ticket 'env:1@{step}' is through with what came of it: got 1 of its "
@@ -89,6 +95,28 @@ async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
     all_say(world, still_s=61.0)
     world.driver.stalls.tick()
     assert (world.driver.job.standing.reason, world.driver.job.standing.message) == (Reason.USER_ERROR, sentence)
+
+
+async def test_units_that_died_with_their_maker_before_anybody_heard_of_them_are_made_again():
+    """It had answered whoever had the ticket, who was through with it then. Too few once more though nobody dies are a
+    role's mistake."""
+    world = await short_of_units()
+    exchange, step = world.driver.exchange, world.driver.job.ledger.committed + 1
+    short = exchange.ends.short(step)
+    all_say(world, still_s=2.1)
+    world.driver.stalls.tick()
+    assert exchange.ends.short(step) == short != [], "nobody has died"
+    exchange.gone(WorkerId("env/7"), "env")
+    next(iter(world.driver.job.members.workers.values())).state = WorkerState.STARTING  # also while it is not back
+    all_say(world, still_s=1.9)
+    world.driver.stalls.tick()
+    assert exchange.ends.short(step) == short
+    all_say(world, still_s=2.1)
+    world.driver.stalls.tick()
+    assert exchange.ends.short(step) == []
+    again = [unit for queue in exchange.queues.values() for unit in queue.core.book.all_waiting()]
+    assert [entry.unit.key for entry in again if entry.unit.key == short[0][0]] == [short[0][0]]
+    assert exchange.make_up(step) == [], "once for each death"
 
 
 @pytest.mark.parametrize(("silent_s", "is_named"), [(10.0, False), (10.4, True)])
