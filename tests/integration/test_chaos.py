@@ -66,8 +66,8 @@ def test_a_job_under_faults_comes_to_what_it_comes_to_without(tmp_path):
 @pytest.mark.timeout(330)
 @pytest.mark.long("a whole job and the ways back of two strikes; make chaos has hundreds")
 def test_a_schedule_over_another_shape_is_struck_and_held():
-    """Two samplers are frozen one after the other, an agent is killed beside the first."""
-    line = schedules.one(5)
+    """A sampler is killed and another frozen; then an agent is told to end, and a critic frozen at once."""
+    line = schedules.one(121)
     assert line["name"] == "critic"
     assert len(line["strikes"]) == 2
     assert line["ok"], line

@@ -3,8 +3,9 @@ and what must hold of it.
 
     make chaos ARGS="--schedules 200"        what was run is a line of build/chaos/schedules.jsonl and is not run again
 
-A strike is a kill (SIGKILL) or a freeze (SIGSTOP, and SIGCONT FREEZE_S later) of any process: worker, agent, driver;
-half of the strikes hit two of them at once, each its own way. What must hold:
+A strike is a kill (SIGKILL) or a freeze (SIGSTOP, and SIGCONT FREEZE_S later) of any process, worker, agent or driver, or
+the word to end (SIGTERM) to an agent, as a node that shuts down says it: it hands its work over. Half of the strikes hit
+two at once, each its own way. What must hold:
 
 * the job ends Complete; each step is in its surviving history once, with all of its units; what a job learns by numbers
   alone it has learnt; no process is left;
@@ -45,13 +46,14 @@ LATEST: Final = shapes.STEPS - 15  # so that steps follow the last strike
 WITHIN_S: Final = 8.0  # of the strike before, where it does not wait for a step
 END_S: Final = 300.0
 LOOK_S: Final = 0.05
+SIGNALS: Final = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "end": signal.SIGTERM}
 KEPT: Final = ROOT / "build" / "chaos"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
     how: str
-    """kill or freeze."""
+    """One of SIGNALS; end: of agents alone, as a worker or driver that is told to end was told so by somebody of ours."""
     whom: str
     """A role, agent or driver."""
     which: float
@@ -83,7 +85,8 @@ def strikes(rng: random.Random, roles: tuple[str, ...]) -> Iterator[Strike]:
 
 def _blow(rng: random.Random, roles: tuple[str, ...]) -> Blow:
     whom = rng.choice((*roles, *roles, "agent", "driver"))
-    return Blow(how=rng.choice(("kill", "freeze")), whom=whom, which=round(rng.random(), 3))
+    ways = ("kill", "freeze", "end") if whom == "agent" else ("kill", "freeze")
+    return Blow(how=rng.choice(ways), whom=whom, which=round(rng.random(), 3))
 
 
 @dataclass(slots=True)
@@ -202,7 +205,7 @@ def _strike(watch: Watch, strike: Strike) -> list[tuple[Blow, Part]]:
         if not of:
             continue  # it is on its way back
         part = of[int(blow.which * len(of))]
-        send(part.process, signal.SIGKILL if blow.how == "kill" else signal.SIGSTOP)
+        send(part.process, SIGNALS[blow.how])
         struck.append((blow, part))
     if struck:
         watch.last_strike = time.monotonic()

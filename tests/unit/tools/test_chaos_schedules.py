@@ -57,9 +57,10 @@ def test_strikes_hit_everybody_in_both_ways_alone_and_in_pairs_at_once_and_after
     blows = [blow for strike in every for blow in strike.blows]
     assert {blow.whom for blow in blows} >= {"env", "rollout", "actor", "critic", "sampler", "train", "agent", "driver"}
     assert {len(strike.blows) for strike in every} == {1, 2}
-    assert {tuple(blow.how for blow in strike.blows) for strike in every if len(strike.blows) == 2} == {
-        ("kill", "kill"), ("kill", "freeze"), ("freeze", "kill"), ("freeze", "freeze"),
-    }  # fmt: skip
+    assert {blow.how for blow in blows if blow.whom != "agent"} == {"kill", "freeze"}
+    assert {blow.how for blow in blows if blow.whom == "agent"} == {"kill", "freeze", "end"}
+    pairs = {tuple(blow.how for blow in strike.blows) for strike in every if len(strike.blows) == 2}
+    assert pairs > {("kill", "kill"), ("kill", "freeze"), ("freeze", "kill"), ("freeze", "freeze"), ("freeze", "end")}
     assert {len(asked) for _, asked in drawn(60)} == {1, 2, 3}
     assert any(not strike.at for strike in every)
     assert all(strike.at <= shapes.STEPS - 15 for strike in every)
