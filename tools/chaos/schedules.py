@@ -3,9 +3,9 @@ and what must hold of it.
 
     make chaos ARGS="--schedules 200"        what was run is a line of build/chaos/schedules.jsonl and is not run again
 
-A strike is a kill (SIGKILL) or a freeze (SIGSTOP, and SIGCONT FREEZE_S later) of any process, worker, agent or driver, or
-the word to end (SIGTERM) to an agent, as a node that shuts down says it: it hands its work over. Half of the strikes hit
-two at once, each its own way. What must hold:
+A strike is a kill (SIGKILL) or a freeze (SIGSTOP, and SIGCONT FREEZE_S later) of any process, worker, agent or driver,
+or the word to end (SIGTERM) to an agent, as a node that shuts down says it: it hands its work over. Half of the strikes
+hit two at once, each its own way. What must hold:
 
 * the job ends Complete; each step is in its surviving history once, with all of its units; what a job learns by numbers
   alone it has learnt; no process is left;
@@ -53,7 +53,7 @@ KEPT: Final = ROOT / "build" / "chaos"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
     how: str
-    """One of SIGNALS; end: of agents alone, as a worker or driver that is told to end was told so by somebody of ours."""
+    """One of SIGNALS; end: of agents alone, as whoever tells a worker or a driver to end is one of ours."""
     whom: str
     """A role, agent or driver."""
     which: float
