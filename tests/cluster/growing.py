@@ -11,8 +11,8 @@ from tests.cluster import worker_image
 NAME: Final = "grows"
 UNIT_MS, ITEMS, SLOTS_PER_POD = 100.0, 16, 2
 DRIFT_STEP: Final = 200
-"""Of the first plan's steps 160 s, of the second one's 80: until then the second pod is at work, also where one starts in
-40 s, what ten of its steps took is written, and the pod's successor is there."""
+"""Of the first plan's steps 160 s, of the second one's 80: until then the second pod is at work, also where one starts
+in 40 s, what ten of its steps took is written, and the pod's successor is there."""
 
 
 def ideal_s(pods: int) -> float:

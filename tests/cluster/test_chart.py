@@ -497,9 +497,10 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
             raise AssertionError(f"{error}\n{yaml.safe_dump(told)}") from error
 
     apply_as(cluster, namespace, "bob", growing.manifest(claim))
+    wait(lambda: len(workers()) == 2, "its first pods")
+    before = workers()
     wait(lambda: says("Profiled"), "its measures")
     assert growing.generators(plans()[f"{growing.NAME}-p1"]) == 2, "it begins with the fewest pods"
-    before = workers()
     kill("-l", "app.kubernetes.io/component=scheduler")
     wait(lambda: len(workers()) == 3, "a third pod")
     kill("-l", "app.kubernetes.io/component=operator")
