@@ -149,10 +149,9 @@ class Exchange:
         """Tickets on which nobody works any more, though units of them are to come, of a step in which a producer died:
         where it answers in a cycle, whoever had asked may be through with a ticket whose units died with it before
         they were announced. They wait again; once for each death, as a role may also have made too few."""
-        if step not in self._bereft:
-            return []
-        self._bereft.discard(step)
-        short = [ticket for ticket, _, _ in self.ends.short(step)]
+        short = [ticket for ticket, _, _ in self.ends.short(step)] if step in self._bereft else []
+        if short:
+            self._bereft.discard(step)
         self._work_on_again({UnitId(self.ends.age_of(step).branch, ticket) for ticket in short})
         return short
 
