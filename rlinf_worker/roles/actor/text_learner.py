@@ -35,6 +35,12 @@ MOST_APART: Final = 40.0
 """Nats by which an actor finds a token likelier, at most, in numbers for people: its exponential and the square of it
 are numbers yet."""
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+PADDED: Final = 0.125
+"""Of a micro-batch's positions that are padding, at most: with lognormal lengths (sigma 0.8), 64 samples and a budget
+of 16,384 these are 11% instead of 45%, in 8 passes instead of 3."""
+PASS_POSITIONS: Final = 64
+"""Positions of padding for which no further pass is made, as it costs more: 5 ms, in which a model of 0.3 million
+parameters computes about so many and a larger one fewer."""
 SUMS: Final = (
     "loss", "weight", "entropy", "kl", "clipped", "capped", "tokens", "fresh", "engine_kl", "likelihood",
     "likelihood_squares",
@@ -160,7 +166,7 @@ class TextLearner:
                     at += sample.length
 
     def _micro_batches(self, groups: Sequence[AnswerGroup]) -> Iterator[list[_Sample]]:
-        """Of like lengths, so that little is padding."""
+        """Of like lengths, so that little is padding; the first is the longest, to which the others are padded."""
         samples: list[_Sample] = []
         for group in groups:
             start = 0
@@ -169,11 +175,16 @@ class TextLearner:
                 start += length
         samples.sort(key=lambda sample: -sample.positions)
         batch: list[_Sample] = []
+        real = 0
         for sample in samples:
-            if batch and batch[0].positions * (len(batch) + 1) > self.config.token_budget:
-                yield batch
-                batch = []
+            if batch:
+                positions = batch[0].positions * (len(batch) + 1)
+                padding = positions - real - sample.positions
+                if positions > self.config.token_budget or padding > max(PASS_POSITIONS, PADDED * positions):
+                    yield batch
+                    batch, real = [], 0
             batch.append(sample)
+            real += sample.positions
         if batch:
             yield batch
 

@@ -5,6 +5,7 @@ import multiprocessing
 import socket
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -141,6 +142,24 @@ def test_micro_batches_are_within_the_budget_and_change_nothing(budget):
     assert sum(len(batch) for batch in batches) == 15
     learner.add(groups)
     same(gradients(learner), reference(groups, CONFIG.loss), rtol=1e-9)
+
+
+def test_an_eighth_of_a_micro_batch_is_padding_at_most_and_few_short_samples_are_one_pass():
+    luck = np.random.default_rng(7)
+    lengths = np.minimum(luck.lognormal(5.0, 0.8, 64).astype(np.int32), 2000)
+    long = AnswerGroup(
+        prompt=np.ones(64, np.int32), tokens=np.zeros(lengths.sum(), np.int32), lengths=lengths,
+        engine=np.zeros(lengths.sum(), np.float32), advantage_G=np.zeros(64),
+    )  # fmt: skip
+    batches = list(learner_of(token_budget=16_384)._micro_batches([long]))
+    positions = [[sample.positions for sample in batch] for batch in batches]
+    assert sorted(chain.from_iterable(positions)) == sorted(64 + lengths)
+    padding = [len(batch) * max(batch) - sum(batch) for batch in positions]
+    assert all(
+        wasted <= max(64, 0.125 * len(batch) * max(batch)) for wasted, batch in zip(padding, positions, strict=True)
+    )
+    assert len(batches) <= 12  # nor a pass for each: 3 suffice for the budget alone, with 45% padding
+    assert len(list(learner_of(token_budget=16_384)._micro_batches(groups_of()))) == 1  # 15 samples, 4 to 14 positions
 
 
 def test_activations_are_made_again_where_the_config_says_so_and_the_gradient_is_the_same():
