@@ -37,7 +37,7 @@ from rlinf_worker.roles.actor.schema import TextFsdpConfig
 from rlinf_worker.roles.actor.skipped import SkippedSteps
 from rlinf_worker.roles.actor.text_learner import AddedUp, AnswerGroup, TextLearner, TextLearnerConfig
 from rlinf_worker.roles.protocol import Offloads, RoleContext, Trainer, TrainerStep
-from rlinf_worker.roles.samples import SAMPLING, is_evaluation
+from rlinf_worker.roles.samples import REWARD, SAMPLING, is_evaluation
 from rlinf_worker.roles.shards import Shards, copied
 
 FOLDER: Final = "huggingface"
@@ -210,9 +210,10 @@ class TextTrainer(Trainer, Offloads):
             "staleness_max": float(max(group["staleness_max"] for group in seen)),
             "truncated_fraction": float(1.0 - np.mean(np.concatenate([group["finished"] for group in seen]))),
         }
-        for name in sorted({name for group in seen for name in group["parts"]}):
-            values = [number for group in seen for number in group["parts"].get(name, ())]
-            numbers[f"reward_{name}_mean" if name != "reward" else "reward_mean"] = float(np.mean(values))
+        named = [group["parts"] for group in seen if group["parts"].keys() != {REWARD}]
+        for name in sorted({name for parts in named for name in parts}):
+            values = [number for parts in named for number in parts.get(name, ())]
+            numbers[f"reward_{name}_mean"] = float(np.mean(values))
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def _evaluated(self, items: Sequence[Item]) -> dict[str, float]:

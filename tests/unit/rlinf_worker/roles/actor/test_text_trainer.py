@@ -228,6 +228,20 @@ async def test_what_a_step_says(folder):
     assert numbers["entropy"] == pytest.approx(np.log(64), rel=0.05), "of a model that knows nothing"
 
 
+async def test_the_mean_reward_is_of_what_is_learnt_from_whatever_its_parts_are_called(folder):
+    """A function that names one of its parts `reward`; one that failed for a group, which got zeros; a weight."""
+    named, failed, weighed = item(0, reward=3.0), item(1, reward=0.0), item(2, reward=0.5)
+    named.payload["parts"] = {"reward": [1.0] * SAMPLES, "short": [2.0] * SAMPLES}
+    failed.payload["parts"] = {"reward": [0.0] * SAMPLES}
+    weighed.payload["parts"] = {"reward": [1.0] * SAMPLES}
+    for items, wanted in (
+        ([named, failed], {"reward_mean": 1.5, "reward_reward_mean": 1.0, "reward_short_mean": 2.0}),
+        ([weighed], {"reward_mean": 0.5}),
+    ):
+        numbers = await (await trainer_of(folder)).train(step_of(items))
+        assert {n: numbers[n] for n in numbers if n.startswith("reward_") and n.endswith("_mean")} == wanted
+
+
 @pytest.mark.parametrize("apart", [0.0, 0.7, 500.0])
 async def test_an_engine_that_says_something_else_is_a_number(folder, apart):
     """Of half of the tokens the actor thinks `apart` nats more."""
