@@ -204,6 +204,8 @@ class TextTrainer(Trainer, Offloads):
             "reward_mean": float(np.mean(np.concatenate(rewards))),
             "reward_std": float(np.mean([reward.std() for reward in rewards])),
             "same_reward_fraction": float(np.mean([np.ptp(reward) == 0 for reward in rewards])),
+            "all_right_fraction": float(np.mean([reward.min() > 0 for reward in rewards])),
+            "all_wrong_fraction": float(np.mean([reward.max() <= 0 for reward in rewards])),
             "response_tokens_mean": float(lengths.mean()),
             "response_tokens_max": float(lengths.max()),
             "staleness_mean": float(sum(group["staleness_sum"] for group in seen) / max(1, lengths.sum())),

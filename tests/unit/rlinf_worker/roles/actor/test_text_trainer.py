@@ -228,6 +228,15 @@ async def test_what_a_step_says(folder):
     assert numbers["entropy"] == pytest.approx(np.log(64), rel=0.05), "of a model that knows nothing"
 
 
+async def test_groups_that_are_all_right_and_all_wrong_are_told_apart(folder):
+    """A reward above 0 is right, as in an evaluation."""
+    items = [item(0, reward=1.0), item(1, reward=0.0), item(2, reward=-1.0), item(3, reward=0.25), item(4)]
+    items[4].payload["reward"] = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
+    numbers = await (await trainer_of(folder)).train(step_of(items))
+    told = [numbers[name] for name in ("all_right_fraction", "all_wrong_fraction", "same_reward_fraction")]
+    assert told == [2 / 5, 2 / 5, 4 / 5]
+
+
 async def test_the_mean_reward_is_of_what_is_learnt_from_whatever_its_parts_are_called(folder):
     """A function that names one of its parts `reward`; one that failed for a group, which got zeros; a weight."""
     named, failed, weighed = item(0, reward=3.0), item(1, reward=0.0), item(2, reward=0.5)
