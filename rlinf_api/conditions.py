@@ -103,6 +103,7 @@ class Reason(StrEnum):
     TURNS_WITHOUT_ITEMS = "TurnsWithoutItems"
     MEMORY_KEPT = "MemoryKept"
     LOGPROB_MISMATCH = "LogprobMismatch"
+    NOTHING_LEARNT = "NothingLearnt"
     STALLED = "Stalled"
     POD_REPLACED = "PodReplaced"
     JOB_RESTARTED = "JobRestarted"

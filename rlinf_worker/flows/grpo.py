@@ -222,6 +222,7 @@ async def grpo(flow: Flow) -> None:
         "engine_kl", at_most=float(flow.config["engine_kl_bound"]), reason=Reason.LOGPROB_MISMATCH,
         words="engine and actor disagree on tokens of one policy",
     )  # fmt: skip
+    flow.watch("empty_steps", at_most=0, reason=Reason.NOTHING_LEARNT, words="all groups of a step were dropped")
 
     per_step = int(flow.config["prompts_per_step"])
     async for step in flow.steps():

@@ -45,13 +45,16 @@ _DRIVERS = frozenset({
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
     (JobCondition.DEGRADED, Reason.LOGPROB_MISMATCH),
+    (JobCondition.DEGRADED, Reason.NOTHING_LEARNT),
     (JobCondition.DEGRADED, Reason.STALLED),
     (JobCondition.DEGRADED, Reason.DRIVER_UNREACHABLE),
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
 _JUDGED = frozenset({Reason.PROFILED, Reason.UNFIT, Reason.SCHEDULER_UNAVAILABLE})
 """Of a plan of which enough steps were measured."""
-_UNWELL = frozenset({Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.STALLED})
+_UNWELL = frozenset({
+    Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.NOTHING_LEARNT, Reason.STALLED,
+})  # fmt: skip
 """That a driver says of a job whose steps go on, or should."""
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
 _COUNTED_DOWN = frozenset({
@@ -64,6 +67,7 @@ _COUNTED_DOWN = frozenset({
     (JobCondition.DEGRADED, Reason.TURNS_WITHOUT_ITEMS),
     (JobCondition.DEGRADED, Reason.MEMORY_KEPT),
     (JobCondition.DEGRADED, Reason.LOGPROB_MISMATCH),
+    (JobCondition.DEGRADED, Reason.NOTHING_LEARNT),
     (JobCondition.DEGRADED, Reason.STALLED),
 })  # fmt: skip
 """Conditions whose message names who is still missing, or for how many seconds a step has run: a write for each of

@@ -86,7 +86,7 @@ class TextTrainer(Trainer, Offloads):
         self._events = _event_file(config.tensorboard) if ctx.rank == 0 and config.tensorboard else None
         self._moved.host = HostCopy(self._learner.moved)
         self._model_config, self._generation_config = model.config, model.generation_config
-        self._step = self._skipped = 0
+        self._step = self._skipped = self._empty = 0
         self._at = (-1, -1)  # branch and step that gradients are of
         self._added: set[str] = set()
         self._began = perf_counter()
@@ -176,9 +176,10 @@ class TextTrainer(Trainer, Offloads):
         tokens, weight = max(1.0, sums["tokens"]), max(1.0, sums["weight"])
         norms = [norm for _, norm in done if not math.isnan(norm)]
         now, began = perf_counter(), self._began
-        self._began = now
+        self._began, self._empty = now, 0 if seen else self._empty + 1
         numbers = {
             "groups_count": float(len(seen)),
+            "empty_steps": float(self._empty),
             "policy_loss": sums["loss"] / weight,
             "entropy": sums["entropy"] / tokens,
             "approx_kl": sums["kl"] / tokens,

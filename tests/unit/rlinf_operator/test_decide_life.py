@@ -327,7 +327,14 @@ def test_pods_that_get_ready_one_by_one_are_one_write_until_the_next_is_due():
 
 @pytest.mark.parametrize(
     "reason",
-    [Reason.STEPPING, Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.STALLED],
+    [
+        Reason.STEPPING,
+        Reason.TURNS_WITHOUT_ITEMS,
+        Reason.MEMORY_KEPT,
+        Reason.LOGPROB_MISMATCH,
+        Reason.NOTHING_LEARNT,
+        Reason.STALLED,
+    ],
 )
 def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     """Five hundred jobs on a volume that hangs would be five hundred writes a second."""
@@ -346,11 +353,20 @@ def test_seconds_that_pass_in_a_slow_step_are_no_write_each(reason):
     assert world.condition("Running") == ("False", Reason.RECOVERING), "another reason is told at once"
 
 
-def test_a_job_whose_engine_and_actor_disagree_is_degraded_and_runs_and_is_well_again():
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            Reason.LOGPROB_MISMATCH,
+            "engine and actor disagree on tokens of one policy: engine_kl is 0.4 in step 4, above 0.01",
+        ),
+        (Reason.NOTHING_LEARNT, "all groups of a step were dropped: empty_steps is 1 in step 4, above 0"),
+    ],
+)
+def test_a_job_with_a_number_above_its_bound_is_degraded_and_runs_and_is_well_again(reason, words):
     world = ppo_job().world().started()
-    words = "engine and actor disagree on tokens of one policy: engine_kl is 0.4 in step 4, above 0.01"
-    world.report(plan_revision=1, step=4, reason=Reason.LOGPROB_MISMATCH, message=words).step()
-    assert world.condition("Degraded") == ("True", Reason.LOGPROB_MISMATCH)
+    world.report(plan_revision=1, step=4, reason=reason, message=words).step()
+    assert world.condition("Degraded") == ("True", reason)
     assert world.condition("Running") == ("True", Reason.STEPPING)
     assert world.message("Degraded") == words
     world.report(plan_revision=1, step=5, reason=Reason.STEPPING).step()

@@ -85,8 +85,10 @@ def test_a_loss_of_ones_own_has_the_fields_around_it():
     assert (loss["clip_low"], loss["clip_high"], loss["correction"]) == (None, None, "truncated")
 
 
-async def test_engine_and_actor_that_disagree_are_watched():
-    assert (await put(rows=10)).watches == {"engine_kl": (0.01, "LogprobMismatch")}
+async def test_engine_and_actor_that_disagree_are_watched_and_steps_of_which_nothing_is_left():
+    assert (await put(rows=10)).watches == {
+        "engine_kl": (0.01, "LogprobMismatch"), "empty_steps": (0, "NothingLearnt"),
+    }  # fmt: skip
     assert (await put(rows=10, engineKlBound=0.5)).watches["engine_kl"][0] == 0.5
 
 

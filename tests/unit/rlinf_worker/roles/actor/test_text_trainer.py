@@ -292,6 +292,8 @@ async def test_a_step_of_which_all_groups_were_dropped_changes_nothing(folder):
     numbers = await trainer.train(step_of([]))
     assert (numbers["groups_count"], numbers["tokens_count"]) == (0, 0)
     assert all(torch.equal(before[name], after) for name, after in weights(trainer).items())
+    told = [await trainer.train(step_of(items, step=step)) for step, items in ((2, []), (3, [item(0)]), (4, []))]
+    assert [numbers["empty_steps"], *(each["empty_steps"] for each in told)] == [1, 2, 0, 1]
 
 
 async def test_three_updates_in_a_row_that_are_no_numbers_end_the_job(folder, monkeypatch):
