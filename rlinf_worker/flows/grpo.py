@@ -207,6 +207,14 @@ def check_job(spec: RLJobSpec) -> Iterator[Problem]:
             field="spec.data.train",
             message="is missing; write a .jsonl or .parquet file or a saved dataset's folder, a prompt per row",
         )
+    config = GrpoConfig.model_validate(spec.flow.config)
+    is_their_own = config.loss.kind not in PRESETS and config.old_logprobs == "engine"
+    if spec.flow.max_staleness and is_their_own and config.loss.correction != "none":
+        yield Problem(
+            field="spec.flow.config.loss.correction",
+            message=f"maxStaleness is {spec.flow.max_staleness}, and with oldLogprobs: engine what older weights made "
+            "is corrected by your own loss alone; write oldLogprobs: recompute, or correction: none",
+        )
     for name, path in (("train", spec.data.train), ("eval", spec.data.eval)) if spec.data is not None else ():
         if path and PurePath(path).suffix not in (".jsonl", ".parquet", ""):
             got = f"got {path!r}, wanted a file whose name ends in .jsonl or .parquet, or a saved dataset's folder"

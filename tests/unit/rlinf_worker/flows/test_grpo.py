@@ -162,6 +162,26 @@ def test_model_and_data_are_asked_for(changes, says):
     assert all(sentence.startswith(wanted) for sentence, wanted in zip(found, says, strict=True)), found
 
 
+OWN_RATIO = {"loss": {"kind": "losses:own"}, "oldLogprobs": "engine"}
+
+
+@pytest.mark.parametrize(
+    ("staleness", "config", "is_refused"),
+    [
+        (1, OWN_RATIO, True),
+        (0, OWN_RATIO, False),
+        (1, {**OWN_RATIO, "loss": {"kind": "losses:own", "correction": "none"}}, False),
+        (1, {**OWN_RATIO, "oldLogprobs": "recompute"}, False),
+        (1, {**OWN_RATIO, "loss": {"kind": "rloo"}}, False),
+    ],
+)
+def test_staleness_that_nothing_of_ours_corrects_is_refused_unless_that_is_written(staleness, config, is_refused):
+    """Ours have the ratio to what the engine said; what a user's own makes of it nobody knows."""
+    found = list(check_job(spec(flow={"name": "grpo", "maxStaleness": staleness, "config": config})))
+    assert [problem.field for problem in found] == ["spec.flow.config.loss.correction"] * is_refused
+    assert all("by your own loss alone; write oldLogprobs: recompute, or correction: none" in str(p) for p in found)
+
+
 def test_an_actor_of_this_flow_has_a_config_of_its_own():
     assert list(registry.check_job(spec())) == []
     roles = [
