@@ -11,11 +11,14 @@ import torch
 from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
+from rlinf_worker.algorithms.losses.tokens import TokenLossConfig
 from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion, Round
 from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.flows import grpo
 from rlinf_worker.roles import models
-from rlinf_worker.roles.actor.text import TextTrainer
+from rlinf_worker.roles.actor.schema import TextFsdpConfig
+from rlinf_worker.roles.actor.text import TextTrainer, _learner_config
+from rlinf_worker.roles.actor.text_learner import TextLearnerConfig
 from rlinf_worker.roles.protocol import FlowSettings, TrainerStep
 from rlinf_worker.roles.samples import SAMPLING
 from tests.fakes import reasoning
@@ -157,8 +160,9 @@ async def test_nothing_is_learnt_from_an_evaluation_and_it_is_told_with_its_step
     items = [item(number) for number in range(4)]
     extra = [
         dataclasses.replace(item(9 + n, reward=reward), key=LineageKey(f"eval:0/{n}/0"))
-        for n, reward in ((0, 1.0), (1, 0.0))
+        for n, reward in ((0, 1.0), (1, 0.0), (2, 0.0))
     ]
+    extra[1].payload["reward"][2] = 1.0  # one of its samples is right
     plain, evaluated = await trainer_of(folder, **changes), await trainer_of(folder, **changes)
     wanted = await plain.train(step_of(items))
     await evaluated.take(round_of([extra[0], items[0]], number=0))
@@ -168,7 +172,8 @@ async def test_nothing_is_learnt_from_an_evaluation_and_it_is_told_with_its_step
         assert told[name] == pytest.approx(wanted[name]), name
     lengths = np.concatenate([one.payload["lengths"] for one in extra])
     assert {name: told[name] for name in told if name.startswith("eval_")} == {
-        "eval_reward_mean": 0.5, "eval_pass_fraction": 0.5, "eval_groups_count": 2.0,
+        "eval_reward_mean": pytest.approx(1.25 / 3), "eval_pass_fraction": pytest.approx(2 / 3),
+        "eval_groups_count": 3.0,
         "eval_response_tokens_mean": pytest.approx(lengths.mean()),
     }  # fmt: skip
     assert not [name for name in wanted if name.startswith("eval_")]
@@ -351,6 +356,68 @@ async def test_a_state_is_read_back_bit_for_bit(folder, tmp_path):
     await second.train(step_of(items, step=2))
     one, other = weights(first), weights(second)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # there is one rank
+async def test_updates_that_were_skipped_before_a_checkpoint_count_behind_it(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv(names.ENV_OUTPUT_DIR, raising=False)
+    broken = item(0)
+    broken.payload["logprobs"][0] = np.nan
+    first, second = await trainer_of(folder, steps=9), await trainer_of(folder, steps=9)
+    for step in (1, 2):
+        await first.train(step_of([broken], step=step))
+    store, version = Checkpoints(str(tmp_path)), PolicyVersion(0, 2)
+    first.write(store.begin(version), first.state())
+    assert store.finish(version, "{}")
+    second.read_shards(store.of("b0-2"))
+    with pytest.raises(UserError, match="the gradients of 3 updates in a row are no numbers"):
+        await second.train(step_of([broken], step=3))
+
+
+# --- what it takes from where -----------------------------------------------------------------------------------------
+async def test_tokens_are_scored_by_the_distribution_that_they_were_drawn_from(folder):
+    trainer = await trainer_of(folder, sampling={"temperature": 0.5, "stops": [2, 3], "least": 2})
+    group = trainer._answers(item(0))
+    trainer._learner.score([group])
+    prompt, ends = group.prompt.tolist(), np.cumsum(group.lengths)
+    for end, length in zip(ends.tolist(), group.lengths.tolist(), strict=True):
+        ids = group.tokens[end - length : end].tolist()
+        with torch.no_grad():
+            logits = trainer._learner.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logits[:2, [2, 3]] = -torch.inf
+        wanted = torch.log_softmax(logits / 0.5, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        assert group.old is not None
+        assert group.old[end - length : end].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+async def test_weights_are_published_in_the_engines_dtype_and_trained_in_float32(folder):
+    trainer = await trainer_of(folder, sampling={"dtype": "bfloat16"})
+    assert {tensor.dtype for tensor in weights(trainer).values()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trainer._learner.parameters.values()} == {torch.float32}
+
+
+def test_what_the_manifest_says_of_an_update_is_what_the_learner_gets():
+    flow = grpo.check_config({
+        "loss": {
+            "kind": "dapo", "ratio": "sequence", "clipLow": 0.1, "clipHigh": 0.4, "aggregation": "constant",
+            "entropyCoefficient": 0.02, "correctionCap": 3.0,
+        },
+        "optimizer": {
+            "learningRate": 0.5, "betas": [0.7, 0.8], "eps": 1e-5, "weightDecay": 0.3, "maxGradNorm": 7.0,
+            "schedule": "cosine", "warmupSteps": 11,
+        },
+    })  # fmt: skip
+    own = {"precision": "bfloat16", "tokenBudget": 99, "activationCheckpointing": True}
+    config = TextFsdpConfig.model_validate(own)
+    wanted = TextLearnerConfig(
+        loss=TokenLossConfig(
+            ratio="sequence", clip_low=0.1, clip_high=0.4, aggregation="constant", constant=17,
+            entropy_coefficient=0.02, correction_cap=3.0,
+        ),
+        learning_rate=0.5, betas=(0.7, 0.8), eps=1e-5, weight_decay=0.3, max_grad_norm=7.0, schedule="cosine",
+        warmup_steps=11, token_budget=99, precision="bfloat16", activation_checkpointing=True, least=5,
+    )  # fmt: skip
+    assert _learner_config(flow, config, {"most": 17, "least": 5}) == wanted
 
 
 OWN = "tests.fakes.reasoning:"
