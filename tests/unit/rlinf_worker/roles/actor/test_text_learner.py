@@ -110,6 +110,13 @@ def gradients(learner):
     return {name: parameter.grad / weight for name, parameter in learner.parameters.items()}
 
 
+def near(found, wanted):
+    """Gradients, each to 1e-12 of its norm."""
+    assert set(found) == set(wanted)
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).norm()) <= 1e-12 * float(gradient.norm()), name
+
+
 def same(found, wanted, *, rtol):
     assert set(found) == set(wanted)
     for name, parameter in wanted.items():
@@ -128,7 +135,7 @@ def test_any_cut_into_rounds_gives_the_gradient_of_the_definition(name, cut):
     for size in cut:
         learner.add(groups[at : at + size])
         at += size
-    same(gradients(learner), reference(groups, LOSSES[name]), rtol=1e-9)
+    near(gradients(learner), {n: p.grad for n, p in reference(groups, LOSSES[name]).items()})
 
 
 @pytest.mark.parametrize("budget", [16, 60, 10_000])
@@ -338,7 +345,61 @@ def test_a_model_that_caps_its_logits_is_refused():
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-def _rank(rank, world, port, cuts, folder, again):
+ROUNDS = {
+    "one-round": [[0, 1, 2, 3, 4]],
+    "two-rounds": [[0, 1], [2, 3, 4]],
+    "a-round-each": [[0], [1], [2], [3], [4]],
+}
+CASES = [
+    ("sequence-mean", "one-round", False), ("sequence-mean", "two-rounds", True), ("token-mean", "two-rounds", False),
+    ("token-mean", "a-round-each", True),
+]  # fmt: skip
+"""Loss, rounds, whether activations are made again."""
+
+
+def _own(part, *, rank, world):
+    """Of a round's groups those of a rank: it has fewer than others, or none."""
+    return part[rank::world]
+
+
+def _case(groups, mesh, *, name, rounds, again, rank):
+    """Gradients of all ranks, and what an update makes of them."""
+    world = mesh.size()
+    learner = learner_of(
+        mesh=mesh, token_budget=40, max_grad_norm=0.05, activation_checkpointing=again, loss=LOSSES[name]
+    )
+    for part in ROUNDS[rounds]:
+        learner.add([groups[index] for index in _own(part, rank=rank, world=world)])
+    weight = sum(each.sums["weight"] for each in learner.gathered(learner.totals))
+    found = {name: p.grad.full_tensor() * (world / weight) for name, p in learner.parameters.items()}
+    totals, norm = learner.update(1, steps=3)
+    return {"gradients": found, "whole": dict(learner.whole()), "norm": norm, "sums": totals.sums}
+
+
+def _no_number(groups, mesh, *, rank, where):
+    """In the advantages of the last rank's group, or in its shard of a gradient alone. Of each rank: whether it
+    skipped, whether it kept its weights, and whether it takes the next step."""
+    learner, is_last = learner_of(mesh=mesh), rank == mesh.size() - 1
+    before = [parameter.detach().to_local().clone() for parameter in learner.parameters.values()]
+
+    def has_kept():
+        now = [parameter.detach().to_local() for parameter in learner.parameters.values()]
+        return all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+    broken = replace(groups[rank], advantage_G=groups[rank].advantage_G.copy())
+    if is_last and where == "advantage":
+        broken.advantage_G[0] = math.nan
+    learner.add([broken])
+    if is_last and where == "shard":
+        next(iter(learner.parameters.values())).grad.to_local().view(-1)[0] = math.inf
+    _, norm = learner.update(1, steps=3)
+    skipped, kept = math.isnan(norm), has_kept()
+    learner.add([groups[rank]])
+    _, norm = learner.update(2, steps=3)
+    return learner.gathered((skipped, kept, math.isfinite(norm) and not has_kept()))
+
+
+def _rank(rank, world, port, folder):
     import datetime
     import os
 
@@ -352,15 +413,11 @@ def _rank(rank, world, port, cuts, folder, again):
     timeout = datetime.timedelta(seconds=RANKS_S)
     store = TCPStore("127.0.0.1", port, world, is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-    mesh = init_device_mesh("cpu", (world,))
-    learner = learner_of(mesh=mesh, token_budget=40, max_grad_norm=0.05, activation_checkpointing=again)
-    groups = groups_of()
-    for mine in cuts:
-        learner.add([groups[index] for index in mine[rank]])
-    totals, norm = learner.update(1, steps=3)
-    whole = {name: tensor.clone() for name, tensor in learner.whole()}
+    mesh, groups = init_device_mesh("cpu", (world,)), groups_of()
+    cases = [_case(groups, mesh, name=name, rounds=rounds, again=again, rank=rank) for name, rounds, again in CASES]
+    skipped = [_no_number(groups, mesh, rank=rank, where=where) for where in ("advantage", "shard")]
     if rank == 0:
-        torch.save({"whole": whole, "norm": norm, "sums": totals.sums}, folder / "out.pt")
+        torch.save({"cases": cases, "skipped": skipped}, folder / "out.pt")
     dist.barrier()
     os._exit(0)  # as a rank that is killed: its peer has all it needs
 
@@ -376,24 +433,24 @@ def store():
 
 
 @pytest.mark.timeout(2 * RANKS_S)
-@pytest.mark.parametrize(
-    ("cuts", "again"), [([([0, 1, 4], [2, 3])], False), ([([0], [1]), ([2, 3, 4], [])], True)],
-    ids=["one-round", "two-rounds-activations-made-again"],
-)  # fmt: skip
-def test_two_ranks_make_the_update_of_one(tmp_path, store, cuts, again):
-    """One of them has fewer groups in a round, or none."""
-    alone = learner_of(max_grad_norm=0.05)
-    alone.add(groups_of())
-    totals, norm = alone.update(1, steps=3)
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_make_the_update_of_one_and_skip_all_what_is_no_number_for_one(tmp_path, store, world):
+    """However a step's groups are dealt out in rounds. Some rank has fewer groups in a round, or none."""
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, 2, store.port, cuts, tmp_path, again)) for rank in range(2)]
+    ranks = [context.Process(target=_rank, args=(rank, world, store.port, tmp_path)) for rank in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(RANKS_S)
     said = "".join(path.read_text() for path in sorted(tmp_path.glob("said-*")))
-    assert [process.exitcode for process in ranks] == [0, 0], said
-    found = torch.load(tmp_path / "out.pt")
-    assert found["norm"] == pytest.approx(norm, rel=1e-10)
-    assert found["sums"] == pytest.approx(totals.sums, rel=1e-10)
-    same(found["whole"], {n: p.detach() for n, p in alone.parameters.items()}, rtol=1e-9)
+    assert [process.exitcode for process in ranks] == [0] * world, said
+    out = torch.load(tmp_path / "out.pt")
+    for (name, *_), found in zip(CASES, out["cases"], strict=True):
+        alone = learner_of(max_grad_norm=0.05, loss=LOSSES[name])
+        alone.add(groups_of())
+        near(found["gradients"], gradients(alone))
+        totals, norm = alone.update(1, steps=3)
+        assert found["norm"] == pytest.approx(norm, rel=1e-10)
+        assert found["sums"] == pytest.approx(totals.sums, rel=1e-10)
+        same(found["whole"], {n: p.detach() for n, p in alone.parameters.items()}, rtol=1e-9)
+    assert out["skipped"] == [[(True, True, True)] * world] * 2
