@@ -41,19 +41,28 @@ class Prompts:
         row, column = self.row(item), self._column
         index, field = int(item.payload["index"]), f"spec.data.{'eval' if is_evaluation(item.key) else 'train'}"
         found = row.get(column)
+        if not isinstance(found, str) and not (isinstance(found, list) and found):
+            raise UserError(
+                f"row {index} of {field} has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
+                wanted="text, or messages [{role, content}]",
+                next=f"set promptColumn to one of {', '.join(sorted(map(str, row)))[:200]}, or correct the row",
+            )  # fmt: skip
         try:
-            if isinstance(found, str):
-                return list(self.tokenizer(found)["input_ids"])
-            if isinstance(found, list) and found:
-                text = self.tokenizer.apply_chat_template(found, tokenize=False, add_generation_prompt=True)
-                return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            ids = self._ids(found)
         except Exception as error:
             raise UserError(
                 f"row {index} of {field} makes no prompt", got=f"{type(error).__name__}: {str(error)[:300]}",
                 wanted="what the tokenizer and its chat template take", next="correct the row, or the template",
             ) from error  # fmt: skip
-        raise UserError(
-            f"row {index} of {field} has no prompt", got=f"{column!r}: {ascii(found)[:80]}",
-            wanted="text, or messages [{role, content}]",
-            next=f"set promptColumn to one of {', '.join(sorted(map(str, row)))[:200]}, or correct the row",
-        )  # fmt: skip
+        if not ids:  # an engine begins with a token's logits
+            raise UserError(
+                f"row {index} of {field} has an empty prompt", got=f"{column!r}: {ascii(found)[:80]}, no tokens",
+                wanted="one token at least", next="correct the row, or the template",
+            )  # fmt: skip
+        return ids
+
+    def _ids(self, prompt: str | list[Any]) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

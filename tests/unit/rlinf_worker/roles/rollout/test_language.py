@@ -235,6 +235,15 @@ async def test_a_row_without_a_prompt_is_told_with_its_columns(folder, row, got)
         await made(folder, 0, rows=[row])
 
 
+@pytest.mark.parametrize("prompt", ["", [{"role": "user", "content": "1+1"}]])
+async def test_a_row_whose_prompt_has_no_tokens_is_told(folder, tmp_path, prompt):
+    """Of messages it is the template that leaves all of them out."""
+    reasoning.make_folder(tmp_path)
+    (tmp_path / "base" / "chat_template.jinja").write_text("")
+    with pytest.raises(UserError, match=r"row 0 of spec.data.train has an empty prompt: got 'prompt': .*, no tokens"):
+        await made(tmp_path, 0, rows=[{"prompt": prompt}])
+
+
 async def test_what_nobody_needs_any_more_leaves_and_the_rest_goes_on(folder):
     rollout = Rollout(folder, config={"maxResponseTokens": 300, "minResponseTokens": 300})
     gone, stays = rollout.give(0, 1)
