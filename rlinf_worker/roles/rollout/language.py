@@ -116,6 +116,11 @@ class LanguageRole(ABC):
                 got=f"maxPromptTokens {config.max_prompt_tokens} + maxResponseTokens {config.max_response_tokens}",
                 wanted=f"at most {context} together", next="lower one of them in spec.roles[rollout].config",
             )  # fmt: skip
+        if unknown := [token for token in config.stop_token_ids if token >= int(shape.vocab_size)]:
+            raise UserError(
+                "stopTokenIds has tokens that the model never says", got=", ".join(map(str, unknown)),
+                wanted=f"ids below {shape.vocab_size}", next="correct it in spec.roles[rollout].config",
+            )  # fmt: skip
         self._samples = most_samples(flow)
         stops = tuple(config.stop_token_ids) or models.stops_of(flow.model, shape, tokenizer)
         self._drawing = Drawing(flow, config, stops=stops)

@@ -244,6 +244,12 @@ async def test_a_row_whose_prompt_has_no_tokens_is_told(folder, tmp_path, prompt
         await made(tmp_path, 0, rows=[{"prompt": prompt}])
 
 
+async def test_a_stop_token_that_the_model_has_not_is_told_as_the_role_loads(folder):
+    assert len(await made(folder, 0, config={"stopTokenIds": [63, 2], "minResponseTokens": 1})) == 1
+    with pytest.raises(UserError, match=r"the model never says: got 64, 70, wanted ids below 64"):
+        await made(folder, 0, config={"stopTokenIds": [64, 2, 70], "minResponseTokens": 1})
+
+
 async def test_what_nobody_needs_any_more_leaves_and_the_rest_goes_on(folder):
     rollout = Rollout(folder, config={"maxResponseTokens": 300, "minResponseTokens": 300})
     gone, stays = rollout.give(0, 1)
