@@ -106,6 +106,12 @@ class LanguageRole(ABC):
     def _load(self) -> None:
         ctx, config = self._ctx, self.schema.model_validate(dict(self._ctx.config))
         self._config, flow = config, ctx.flow
+        if len(ctx.slots) > 1:  # they are there for tensor parallelism, and all but one would be idle
+            raise UserError(
+                "tensor parallelism is not supported yet in this version",
+                got=f"spec.roles[{ctx.role}].slotsPerWorker {len(ctx.slots)}",
+                wanted="1: a worker generates on one slot", next="write slotsPerWorker: 1, and more workers",
+            )  # fmt: skip
         self._prompts = Prompts(flow, column=config.prompt_column)
         tokenizer = self._prompts.tokenizer
         shape = models.config_of(flow.model)

@@ -250,6 +250,14 @@ async def test_a_stop_token_that_the_model_has_not_is_told_as_the_role_loads(fol
         await made(folder, 0, config={"stopTokenIds": [64, 2, 70], "minResponseTokens": 1})
 
 
+async def test_slots_for_tensor_parallelism_are_refused_by_name(folder):
+    rollout = Rollout(folder)
+    rollout.context.slots = (0, 1)
+    says = r"tensor parallelism is not supported yet in this version: got spec.roles\[rollout\].slotsPerWorker 2"
+    with pytest.raises(UserError, match=says):
+        await rollout.run()
+
+
 async def test_what_nobody_needs_any_more_leaves_and_the_rest_goes_on(folder):
     rollout = Rollout(folder, config={"maxResponseTokens": 300, "minResponseTokens": 300})
     gone, stays = rollout.give(0, 1)
