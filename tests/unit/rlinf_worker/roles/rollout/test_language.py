@@ -15,10 +15,11 @@ from rlinf_api.slots import Allotment
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.flows import grpo
-from rlinf_worker.roles import models
+from rlinf_worker.roles import loading, models
 from rlinf_worker.roles.protocol import FlowSettings, Offloadable
 from rlinf_worker.roles.rollout import language
 from rlinf_worker.roles.rollout.language import TransformersRole
+from rlinf_worker.roles.rollout.vllm_role import VllmRole
 from rlinf_worker.roles.samples import ROWS, SAMPLES, SAMPLING
 from tests.fakes import reasoning
 from tests.fakes.context import FakeContext, Stage
@@ -143,6 +144,22 @@ async def test_an_evaluation_may_draw_from_the_likeliest_alone(folder, tmp_path)
     assert found == {"one": 1, "all": 4, "few": 1}
 
 
+async def test_an_evaluation_is_of_the_likeliest_tokens_unless_it_says_otherwise(folder, tmp_path):
+    path = tmp_path / "eval.jsonl"
+    path.write_text(json.dumps({"prompt": "1+1="}) + "\n")
+    rollout = Rollout(folder, evaluated=str(path), config={"minResponseTokens": 6})
+    for step in range(3):  # each of another key, and so of other chances
+        rollout.tickets.give(f"eval:{step}/0/0", {"index": 0, "pass": step}, version=FIRST)
+    found = await rollout.run()
+    assert [len(item.payload["lengths"]) for item in found.values()] == [1, 1, 1]
+    [tokens] = {tuple(item.payload["tokens"].tolist()) for item in found.values()}
+    prompt = models.tokenizer(str(folder / "base"))("1+1=")["input_ids"]
+    with torch.no_grad():
+        logits = rollout.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    logits[:, 2] = -torch.inf
+    assert list(tokens) == logits.argmax(-1).tolist()
+
+
 async def test_facts_say_what_there_is_and_how_it_is_sampled(folder):
     rollout = Rollout(folder, config={"minResponseTokens": 1, "stopTokenIds": [7, 5], "dtype": "bfloat16"})
     await rollout.run()
@@ -258,6 +275,14 @@ async def test_slots_for_tensor_parallelism_are_refused_by_name(folder):
         await rollout.run()
 
 
+def test_a_spare_of_kind_vllm_has_imported_vllm(folder, monkeypatch):
+    """5 to 15 s, which its place in a pod would wait for. Played: vLLM warns as it is imported."""
+    imported = []
+    monkeypatch.setattr(loading, "module", lambda name, **_: imported.append(name))
+    VllmRole().warm(Rollout(folder).stage.flow, {})
+    assert imported == ["rlinf_worker.roles.rollout.vllm_engine"]
+
+
 async def test_what_nobody_needs_any_more_leaves_and_the_rest_goes_on(folder):
     rollout = Rollout(folder, config={"maxResponseTokens": 300, "minResponseTokens": 300})
     gone, stays = rollout.give(0, 1)
@@ -340,6 +365,17 @@ async def newer_weights_under_way(folder, *, mode, staleness=1):
     return rollout, found[first.key], found[second.key]
 
 
+def by_the_new(rollout, item):
+    """How far the new weights' tokens of the first sample are from what these say of the text alone, in nats."""
+    prompt, tokens = item.payload["prompt"].tolist(), item.payload["tokens"][:300].tolist()
+    is_new = item.payload["versions"][:300, 1] == 1
+    with torch.no_grad():
+        logits = rollout.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
+    logits[:, 2] = -torch.inf
+    wanted = torch.log_softmax(logits / 0.9, -1).gather(-1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+    return np.abs(item.payload["logprobs"][:300] - wanted)[is_new].max()
+
+
 def numbers_of(item):
     """The versions of the first sample, in their order."""
     return list(dict.fromkeys(item.payload["versions"][:300, 1].tolist()))
@@ -347,8 +383,10 @@ def numbers_of(item):
 
 @pytest.mark.parametrize("mode", ["recompute", "keep"])
 async def test_what_is_under_way_goes_on_with_newer_weights(folder, mode):
-    _, first, second = await newer_weights_under_way(folder, mode=mode)
+    rollout, first, second = await newer_weights_under_way(folder, mode=mode)
     assert (numbers_of(first), numbers_of(second)) == ([0, 1], [1])
+    assert (by_the_new(rollout, first) < 1e-4) == (mode == "recompute"), "over the old keys and values it is a mixture"
+    assert by_the_new(rollout, second) < 1e-4
     assert (first.version, second.version) == (PolicyVersion(0, 0), PolicyVersion(0, 1)), (
         "the oldest that made any of it"
     )
