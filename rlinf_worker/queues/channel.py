@@ -49,8 +49,7 @@ class QueueChannel:
 
     # --- the driver's word, where it is for both ends -----------------------------------------------------------------
     def on_cancel(self, said: pb.Cancel) -> None:
-        taken = self.into.cancel_units(said) if said.keys else self.into.cancel(said.branch)
-        for item in [item for uid in taken if (item := self._items.get(uid)) is not None]:
+        for item in [item for uid in self.into.cancel(said) if (item := self._items.get(uid)) is not None]:
             item.cancel()
         if not said.keys:
             self.out.cancel(said.branch)
@@ -168,7 +167,7 @@ class QueueChannel:
             item._borrows = True
         self._items[unit.id] = item
         if unit.partial:
-            self.into.inherit(unit)
+            self.into.partials.inherit(unit)
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)
         self._host.recorder.took(unit.step, unit.branch)

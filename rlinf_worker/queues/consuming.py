@@ -1,6 +1,7 @@
 """The consumer's end of a queue: what it is given is fetched from where it was made, and the driver hears of it.
 
-What is given, bounded and in which order is queues.given; here is what moves. What a role takes and when: channel.
+What is given, bounded and in which order is queues.given; where it is fetched from queues.sources; here is what moves.
+What a role takes and when: channel.
 
     Credit -> Assign or Round -> Pull -> Payload -> held -> taken -> ack or drop
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
@@ -22,13 +23,13 @@ from rlinf_worker.channels import messages
 from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.links import frames
-from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.message import Message
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.given import Admitted, QueueConsumer, RoundPart
 from rlinf_worker.queues.pace import Pace
-from rlinf_worker.queues.receipts import EndedUnits, Receipts
-from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo, keys_of
+from rlinf_worker.queues.receipts import EndedUnits, PartialsInHand, Receipts
+from rlinf_worker.queues.sources import Sources
+from rlinf_worker.queues.units import INLINE, UnitId, UnitInfo
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,8 @@ class Consuming:
         self._pace = Pace()
         self.ended = EndedUnits()
         self._receipts = Receipts(spec.name, repeat_s=REPEAT_S)
-        self._producers: dict[str, Endpoint] = {}
-        self._partials: dict[UnitId, bytes] = {}  # of units in hand: each driver is told
-        self._untold: dict[UnitId, None] = {}  # of these
+        self.partials = PartialsInHand(spec.name)
+        self._sources = Sources(host, spec.name, self.account)
 
     def _level(self) -> Level:
         depth, nbytes, since = self.given.units.level()
@@ -62,10 +62,7 @@ class Consuming:
     def drain(self, out: list[pb.WorkerMessage]) -> None:
         """What has gathered since the last batch, credit last: it is for the state that the rest describes."""
         self._receipts.drain(out, monotonic())
-        for uid in self._untold:
-            said = pb.Partial(channel=self._name, key=uid.key, branch=uid.branch, json=self._partials[uid])
-            out.append(pb.WorkerMessage(partial=said))
-        self._untold.clear()
+        self.partials.drain(out)
         if self.is_here and (credit := self.given.credit_due()) is not None:
             out.append(pb.WorkerMessage(credit=pb.Credit(channel=self._name, units=credit)))
 
@@ -80,7 +77,7 @@ class Consuming:
     def on_welcome(self, *, is_new_driver: bool) -> None:
         forgotten, here = self.given.welcomed(is_new_driver=is_new_driver)
         self._receipts.held(here)
-        self._untold = dict.fromkeys(self._partials)
+        self.partials.welcomed()
         if forgotten:
             logger.info("assignments of the old driver forgotten", extra={"units": forgotten})
         if forgotten or here:
@@ -127,7 +124,7 @@ class Consuming:
 
     def finish(self, uid: UnitId, drop_reason: str | None) -> None:
         unit = self.given.units.finish(uid)
-        self._forget_partial(uid)
+        self.partials.forget(uid)
         if unit is not None:
             self._receipts.finished(unit, drop_reason)
             if self.is_gang and drop_reason is not None:
@@ -142,11 +139,11 @@ class Consuming:
 
     # --- the driver's word --------------------------------------------------------------------------------------------
     def on_assign(self, message: pb.Assign) -> None:
-        self._learn(message.producers)
+        self._sources.learn(message.producers)
         self._fetch(self.given.assign([UnitInfo.from_pb(u) for u in message.units], now=monotonic()))
 
     def on_round(self, message: pb.Round) -> None:
-        self._learn(message.producers)
+        self._sources.learn(message.producers)
         self.ended.add(message.ended, step=message.step, branch=message.branch)
         units = [UnitInfo.from_pb(u) for u in message.units]
         self._fetch(self.given.assign_round(RoundPart.from_pb(message), units, now=monotonic()))
@@ -154,95 +151,51 @@ class Consuming:
 
     def keep(self, uid: UnitId, partial: bytes) -> None:
         if self.given.units.taken(uid) is not None:
-            self._partials[uid] = partial
-            self._untold[uid] = None
+            self.partials.keep(uid, partial)
             self._host.mark(self)
 
-    def inherit(self, unit: UnitInfo) -> None:
-        """What another has kept of it stands until the role keeps more: the driver has it, and the next one has not."""
-        self._partials[unit.id] = unit.partial
-
-    def _forget_partial(self, uid: UnitId) -> None:
-        self._partials.pop(uid, None)
-        self._untold.pop(uid, None)
-
-    def cancel_units(self, said: pb.Cancel) -> list[UnitId]:
-        """Of single units, those that were taken; what was not is forgotten."""
+    def cancel(self, said: pb.Cancel) -> list[UnitId]:
+        """Of these units, or of this branch and those before it: what was taken. What was not is forgotten."""
         self._host.mark(self)
-        return self.given.cancel_units(UnitId(said.branch, key) for key in said.keys)
-
-    def cancel(self, branch: int) -> list[UnitId]:
-        """What was taken of it."""
-        for uid in [uid for uid in self._partials if uid.branch <= branch]:
-            self._forget_partial(uid)
-        self.ended.cancel(branch)
-        self._receipts.cancel(branch)
-        self._host.mark(self)
-        return self.given.cancel(branch)
+        if said.keys:
+            return self.given.cancel_units(UnitId(said.branch, key) for key in said.keys)
+        self.partials.cancel(said.branch)
+        self.ended.cancel(said.branch)
+        self._receipts.cancel(said.branch)
+        return self.given.cancel(said.branch)
 
     # --- fetching -----------------------------------------------------------------------------------------------------
-    def _learn(self, producers: Iterable[pb.Endpoint]) -> None:
-        for producer in producers:
-            self._producers[producer.worker] = messages.endpoint_from_pb(producer)
-
     def _fetch(self, admitted: Admitted) -> None:
         self._receipts.held(admitted.again)
         for producer, group in groupby(admitted.absent, key=attrgetter("producer")):
-            endpoint = self._producers.get(producer)
             why = "the round that it is of was taken without it"
-            self._give_up(list(group), worker=producer, attempt=endpoint.attempt if endpoint else 0, why=why)
+            self._sources.give_up(list(group), worker=producer, attempt=self._sources.attempt(producer), why=why)
         wanted: dict[str, list[UnitId]] = {}
         for unit in sorted(admitted.to_pull, key=attrgetter("age")):
             if unit.producer == INLINE:
                 self._arrived(unit.id, Message(b"", _inline_payload(unit)))
             else:
                 wanted.setdefault(unit.producer, []).append(unit.id)
-        self._send_pulls(wanted)
+        for producer, uids in wanted.items():
+            if not self._sources.ask(producer, uids):
+                self._lose(uids, worker=producer, attempt=0, why="the driver named no endpoint for it")
         self._host.mark(self, can_wait=not self.given.is_credit_due)
 
-    def _send_pulls(self, wanted: Mapping[str, Sequence[UnitId]]) -> None:
-        for producer, uids in wanted.items():
-            endpoint = self._producers.get(producer)
-            if endpoint is None:
-                self._lose(uids, worker=producer, attempt=0, why="the driver named no endpoint for it")
-                continue
-            self._pull(self._host.peers.want(endpoint, by=f"{self._name}/pull", at_once=True), uids)
-
-    def _pull(self, peer: Peer, uids: Sequence[UnitId]) -> None:
-        peer.post(Message(frames.encode(frames.Pull(self._name, [(uid.branch, uid.key) for uid in uids]))))
-
-    def _is_producer(self, peer: Peer) -> bool:
-        """The life of it that the driver has named."""
-        endpoint = self._producers.get(peer.worker)
-        return endpoint is not None and endpoint.attempt == peer.attempt
-
     def on_up(self, peer: Peer) -> None:
-        if self._is_producer(peer) and (pulling := self.given.units.pulling(producer=peer.worker)):
-            self._pull(peer, pulling)
+        if self._sources.is_one(peer) and (pulling := self.given.units.pulling(producer=peer.worker)):
+            self._sources.ask_again(peer, pulling)
 
     def on_unreachable(self, peer: Peer, why: str) -> None:
-        if self._is_producer(peer):
-            self._host.peers.unwant(peer, by=f"{self._name}/pull")
+        if self._sources.is_one(peer):
+            self._sources.let_go(peer)
             uids = self.given.units.pulling(producer=peer.worker)
             self._lose(uids, worker=peer.worker, attempt=peer.attempt, why=why)
 
     def _lose(self, uids: Iterable[UnitId], *, worker: str, attempt: int, why: str, is_missing: bool = False) -> None:
         if lost := self.given.lost(uids):
-            self._give_up(lost, worker=worker, attempt=attempt, why=why, is_missing=is_missing)
+            self._sources.give_up(lost, worker=worker, attempt=attempt, why=why, is_missing=is_missing)
             self.arrival.notify()  # a round goes on without them
             self._host.mark(self)
-
-    def _give_up(
-        self, lost: Sequence[UnitInfo], *, worker: str, attempt: int, why: str, is_missing: bool = False
-    ) -> None:
-        """By name: what else this worker fetches from there it will have."""
-        self.account.dropped["PeerLost"] += len(lost)
-        peer = self._host.peers.find(worker, attempt)
-        if peer is None or peer.is_news():
-            logger.warning("payloads were not fetched", extra={"peer": worker, "units": len(lost), "why": why})
-        for keys in keys_of(self._name, lost):
-            said = pb.PeerLost(worker=worker, attempt=attempt, reason=why, units=keys, missing=is_missing)
-            self._host.tell(pb.WorkerMessage(peer_lost=said))
 
     def on_payload(self, frame: frames.Payload, message: Message) -> None:
         if not self._arrived(UnitId(frame.branch, frame.key), message):

@@ -1,4 +1,4 @@
-"""What a consumer of a queue has to say of units: that it holds them, that it is through with them. Pure.
+"""What a consumer of a queue has to say of units: that it holds them, what it has of them, that it is through. Pure.
 
 Bounded by what is told within `repeat_s`, and by the units of open steps.
 """
@@ -67,6 +67,40 @@ class Receipts:
                 out.append(pb.WorkerMessage(drop=drop))
         acked = (unit for unit, reason in due if reason is None)
         out += [pb.WorkerMessage(acked=keys) for keys in keys_of(self._channel, acked)]
+
+
+class PartialsInHand:
+    """What there is of units that a role works on. Each driver is told of all that there is."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._kept: dict[UnitId, bytes] = {}
+        self._untold: dict[UnitId, None] = {}  # of these
+
+    def keep(self, uid: UnitId, partial: bytes) -> None:
+        self._kept[uid] = partial
+        self._untold[uid] = None
+
+    def inherit(self, unit: UnitInfo) -> None:
+        """What another has kept of it stands until the role keeps more: the driver has it, and the next one has not."""
+        self._kept[unit.id] = unit.partial
+
+    def forget(self, uid: UnitId) -> None:
+        self._kept.pop(uid, None)
+        self._untold.pop(uid, None)
+
+    def cancel(self, branch: int) -> None:
+        for uid in [uid for uid in self._kept if uid.branch <= branch]:
+            self.forget(uid)
+
+    def welcomed(self) -> None:
+        self._untold = dict.fromkeys(self._kept)
+
+    def drain(self, out: list[pb.WorkerMessage]) -> None:
+        for uid in self._untold:
+            said = pb.Partial(channel=self._channel, key=uid.key, branch=uid.branch, json=self._kept[uid])
+            out.append(pb.WorkerMessage(partial=said))
+        self._untold.clear()
 
 
 class EndedUnits:
