@@ -31,7 +31,7 @@ from rlinf_worker.settings import Settings
 from rlinf_worker.spans import OpenSpan, Recorder
 from rlinf_worker.sums import MemoryUse
 from rlinf_worker.turns.rule import Kind, Standing
-from rlinf_worker.turns.short_timer import ShortTimer
+from rlinf_worker.turns.stance import Idleness, Stance
 from rlinf_worker.turns.term import Progress, Term
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would 
 LOOKS_SHARE: Final = 0.01
 """Of the time, for looks at what is in use: the kernel adds up a process of a gigabyte in 10 ms, and who has the next
 turn waits for it. A turn of 20 ms would last 40."""
-_WAITING: Final = ("wait_data", "wait_turn")
 
 
 class Residence:
@@ -292,8 +291,8 @@ class Turns:
         channels keep on the slots to host memory; bytes that moved. `tries_moves`: whether a role that takes no turns
         is moved off its slots and back once, as it may take some under another plan. `stays`: whether the plan in force
         leaves the role resident while others have the turn."""
-        self._waits, self._recorder, self._settings = waits, recorder, settings
-        self._progress, self._has_input, self._tell = progress, has_input, say
+        self._waits, self._recorder = waits, recorder
+        self._progress, self._tell = progress, say
         self._tries_moves = tries_moves
         self.residence = Residence(
             recorder,
@@ -311,47 +310,45 @@ class Turns:
         self.lease_set = ""
         self._changed = waits.signal()
         self.yield_wanted = asyncio.Event()
-        self._inside = self._entering = False
         self._has_tried = False
-        self._on = self._granted = False
-        self._frozen: Standing | None = None
-        self._told: Kind | None = None  # how it was told that somebody waits
-        self._leaving = False  # frozen, and offloads without being asked
+        self._stance = Stance(waits, has_input=has_input)
+        self._idle = Idleness(
+            self._stance, waits, recorder, after_s=settings.turn_idle_s, found=lambda: self._freeze(Standing.IDLE)
+        )
         self._seen = 0
         self._leave_asked = 0  # number of an OFFLOAD that came while the role was at work
         self._speech, self._wish, self._gap = Speech(self.look), Wish(recorder), TurnGap(recorder)
-        self._idle = ShortTimer(self._freeze_if_idle)
         recorder.on_end = self._something_ended
         self.switches = 0
 
     # --- the role's side ----------------------------------------------------------------------------------------------
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        if self._inside:
+        if self._stance.inside:
             raise UserError("a role asks for a turn inside its turn", next="leave the block first, or use safe_point()")
         await self._wait(lambda: self._known, "the agent's word on lease sets", timeout_s=MEMBERSHIP_TIMEOUT_S)
-        self._inside = True
+        self._stance.inside = True
         try:
             if self.lease_set:
-                self._entering = True
+                self._stance.entering = True
                 self.look()
                 await self._regain()
-                self._entering = False
+                self._stance.entering = False
             elif not self._has_tried and self._tries_moves():
                 self._has_tried = True
                 await self.residence.try_moves()
             yield
         finally:
-            self._inside = self._entering = False
+            self._stance.inside = self._stance.entering = False
             self._wish.end()
-            if self.lease_set and self._waits.stopped is None and (self._on or self._granted):
+            if self.lease_set and self._waits.stopped is None and (self._stance.is_on or self._stance.granted):
                 self._gap.rested()
                 await self._go_off(self._seen)
 
     async def safe_point(self) -> None:
-        if not self._inside or not self.lease_set:
+        if not self._stance.inside or not self.lease_set:
             return
-        if self._on and self._frozen is None and self.term.is_due():
+        if self._stance.works and self.term.is_due():
             self._freeze(Standing.DUE)
         if not self.is_open:
             await self._regain()
@@ -373,8 +370,8 @@ class Turns:
         Called with whatever may change that: orders, what the role takes, the end of its step."""
         if not self.lease_set:
             return
-        is_told = self._told is not None or self._leave_asked > 0
-        if is_told and self._inside and self._on and self._frozen is None and self.term.is_due():
+        is_told = self._stance.told is not None or self._leave_asked > 0
+        if is_told and self._stance.inside and self._stance.works and self.term.is_due():
             self.yield_wanted.set()
         else:
             self.yield_wanted.clear()
@@ -388,34 +385,20 @@ class Turns:
     @property
     def is_open(self) -> bool:
         """Whether the role may go on."""
-        return not (self._inside and self.lease_set) or (self._on and self._frozen is None)
+        return not (self._stance.inside and self.lease_set) or self._stance.works
 
     def waiting(self) -> None:
         """A wait has begun: perhaps nothing is left to do."""
         self._gap.paused()
-        if self.lease_set and self._inside and self._told is not None and not self._idle.pending:
-            self._idle.start(self._settings.turn_idle_s)
-
-    def _freeze_if_idle(self) -> None:
-        waits = self._waits.gated
-        if not (self._on and self._frozen is None and self._told is not None and waits):
-            return
-        if any(wait.condition() for wait in waits):
-            return
-        if not self._is_at_work():  # else the end of that work asks again
-            self._freeze(Standing.IDLE)
-
-    def _is_at_work(self) -> bool:
-        return any(span.kind not in _WAITING for span in self._recorder.open)
+        self._idle.suspect()
 
     def _something_ended(self) -> None:
-        """A span. One task may have worked while another waited."""
+        """A span."""
         self._gap.paused()
-        if self._told is not None and self._waits.gated and not self._is_at_work():
-            self.waiting()
+        self._idle.work_ended()
 
     def _freeze(self, standing: Standing) -> None:
-        self._frozen = standing
+        self._stance.frozen = standing
         self._gap.rested(paused=standing is Standing.IDLE)
         if self._leave_asked:
             number, self._leave_asked = self._leave_asked, 0
@@ -425,11 +408,9 @@ class Turns:
         self.look()
 
     def _leave_if_told(self) -> None:
-        standing, _ = self._standing()
-        leaves = standing is Standing.DUE or (standing is Standing.IDLE and self._told is Kind.LEAVE)
-        if leaves and self._told in (Kind.FINISH, Kind.LEAVE, Kind.END):
-            self._leaving = True
-            if self._told is Kind.LEAVE:  # it is alone in its role
+        if self._stance.may_leave_unasked():
+            self._stance.leave()
+            if self._stance.told is Kind.LEAVE:  # it is alone in its role
                 self._speech.rest(SLOW_OFFLOAD_S)
             self.residence.begin(self._go_off(0))
 
@@ -440,7 +421,7 @@ class Turns:
         self.consider()
         if self._tell is None or not self.lease_set or self._speech.rests:
             return
-        standing, ripe = self._standing()
+        standing, ripe = self._stance.standing()
         self._wish.note(standing)
         loaded = self.residence.is_loaded  # with a load its memory is another
         if not self._speech.is_news(self.lease_set, standing, ripe, self._seen, loaded):
@@ -454,25 +435,9 @@ class Turns:
                 items=self._progress().items,
                 memory_bytes=self.residence.memory_bytes,
                 stays=self._stayed,
-                free_since=0.0 if self._granted else self._gap.free_since,
+                free_since=0.0 if self._stance.granted else self._gap.free_since,
             )
         )
-
-    def _standing(self) -> tuple[Standing, bool]:
-        if self._leaving:
-            return Standing.LEAVES, True
-        ready = [wait for wait in self._waits.gated if wait.condition()] if self._inside else []
-        if self._granted:
-            if self._frozen is Standing.IDLE and ready:
-                return Standing.MORE, True
-            return self._frozen or Standing.HOLDS, True
-        if self._entering or (self._is_halted() and self._has_input()):
-            return Standing.WANTS, True
-        return (Standing.WANTS, any(wait.ripe() for wait in ready)) if ready else (Standing.CONTENT, True)
-
-    def _is_halted(self) -> bool:
-        """Stopped at a safe point and off the slots: it can say nothing of its inputs itself."""
-        return self._frozen is Standing.DUE and self._inside and not self._granted
 
     # --- orders -------------------------------------------------------------------------------------------------------
     def on_membership(self, membership: pb.Membership) -> None:
@@ -480,13 +445,14 @@ class Turns:
         was_known, self._known = self._known, True
         self._waits.gate = self if self.lease_set else None
         self._speech.forget()
-        if self.lease_set and not before and self._inside:
-            self._on = self._granted = True  # the slots were its own
+        if self.lease_set and not before and self._stance.inside:
+            self._stance.join()
         elif self.lease_set and not before and was_known and self.residence.is_loaded:
-            self._leaving = True
+            self._stance.leave()
             self.residence.begin(self._go_off(self._seen))
         elif before and not self.lease_set:
-            self._frozen, self._granted, self._stayed = None, False, False
+            self._stance.secede()
+            self._stayed = False
             self.yield_wanted.clear()
             self._wish.end()
             self.residence.begin(self._come_on())  # behind an offload that is under way
@@ -498,9 +464,8 @@ class Turns:
             return
         match order.kind:
             case Kind.GRANT:
-                self._seen, self._told = order.number, Kind.YIELD if order.yielding else None
-                self._granted, self._stayed = True, False
-                self._frozen = None
+                self._seen, self._stayed = order.number, False
+                self._stance.grant(yielding=order.yielding)
                 self._gap.granted(order.free_since)
                 self.term.begin(until_units=order.until_units)
                 self.switches += 1
@@ -509,19 +474,19 @@ class Turns:
                 else:
                     self.residence.begin(self._come_on())
             case Kind.YIELD | Kind.FINISH | Kind.LEAVE | Kind.END:
-                self._seen, self._told = order.number, Kind(order.kind)
-                if self._told is Kind.END:
+                self._seen, self._stance.told = order.number, Kind(order.kind)
+                if order.kind == Kind.END:
                     self.term.end()
-                self._freeze_if_idle()
+                self._idle.look()
                 self._leave_if_told()
             case Kind.RESUME:
-                self._seen, self._told = order.number, (self._told or Kind.YIELD) if order.yielding else None
-                if self._frozen is Standing.DUE:
+                self._seen = order.number
+                if self._stance.frozen is Standing.DUE:
                     self.term.begin()
-                self._frozen = None
+                self._stance.resume(yielding=order.yielding)
                 self._notify()
                 self.waiting()
-            case Kind.OFFLOAD if self._on and self._frozen is None:
+            case Kind.OFFLOAD if self._stance.works:
                 self._leave_asked = order.number
             case Kind.OFFLOAD:
                 self.residence.begin(self._go_off(order.number))
@@ -542,7 +507,7 @@ class Turns:
         self._begin_work(load_s=monotonic() - begun)
 
     def _begin_work(self, *, load_s: float = 0.0) -> None:
-        self._on = True
+        self._stance.is_on = True
         self._gap.begins(wanted_since=self._wish.since, load_s=load_s)
         self._wish.end()
         self._notify()
@@ -574,17 +539,15 @@ class Turns:
         await self.residence.offload(stays=self._stayed)
         self._gap.left(moved_s=monotonic() - begun)
         self._speech.wake()
-        self._on = self._granted = self._leaving = False
-        self._told = None
-        self._frozen = self._frozen if self._is_halted() else None
-        self._waits.watcher = self._watch if self._is_halted() else None
+        self._stance.left()
+        self._waits.watcher = self._watch if self._stance.is_halted else None
         self._seen = max(self._seen, number)
         self._speech.forget()
         self.look()
 
     def _watch(self) -> None:
         """Something has come, perhaps what a role that is halted can go on with: it does not look itself."""
-        if self._is_halted():
+        if self._stance.is_halted:
             self.look()
         else:
             self._waits.watcher = None
