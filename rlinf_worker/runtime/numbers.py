@@ -73,7 +73,7 @@ def of_worker(
     yield "rlinf_weights_seconds_total", (), weights.seconds
     yield "rlinf_weights_versions_total", ("side=published",), float(weights.published)
     yield "rlinf_weights_versions_total", ("side=received",), float(weights.account_in.items)
-    yield "rlinf_weights_sent_bytes_total", (), float(weights.subscribers.sent_bytes)
+    yield "rlinf_weights_sent_bytes_total", (), float(weights.sender.sent_bytes)
     yield "rlinf_weights_refused_total", ("reason=checksum",), float(weights.receiver.corrupt)
     yield "rlinf_weights_refused_total", ("reason=schema",), float(weights.receiver.refused)
     yield "rlinf_weights_retries_total", ("reason=checksum",), float(weights.receiver.retries)

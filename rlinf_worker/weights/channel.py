@@ -1,7 +1,7 @@
 """Publish and pull of policy weights: the stream channel `weights`, whose items are versions and not acknowledged.
 
-For: runtime.context, as the role's `Weights`. Who is sent what is published is subscribers', what
-comes in receiver's; here is what a role calls and what must hold over all of it:
+For: runtime.context, as the role's `Weights`. Who is sent what is published is subscribers', how it is
+sent sending's, what comes in receiver's; here is what a role calls and what must hold over all of it:
 
 * a version is used only when every part and the whole have the checksum that they were published with;
 * no version is ever seen with two checksums, here or at a receiver (InvariantBroken);
@@ -41,6 +41,7 @@ from rlinf_worker.weights.edition import Assembly, Edition, Holding
 from rlinf_worker.weights.lending import Lender
 from rlinf_worker.weights.planning import LentWeights, View
 from rlinf_worker.weights.receiver import Receiver
+from rlinf_worker.weights.sending import WeightsSender
 from rlinf_worker.weights.subscribers import Subscribers
 
 CHANNEL: Final = "weights"
@@ -167,13 +168,9 @@ class WeightsChannel:
         self.publisher = Publisher(
             arenas=self._arenas, moved=self._moved, checksums=self.checksums, rank=rank, gang=gang
         )
+        self.sender = WeightsSender(moved=self._moved, newest=self._newest, sources=self.publisher.sources)
         self.subscribers = Subscribers(
-            host,
-            moved=self._moved,
-            newest=self._newest,
-            sources=self.publisher.sources,
-            checksums=self.checksums,
-            arenas=self._arenas,
+            host, moved=self._moved, sender=self.sender, checksums=self.checksums, arenas=self._arenas
         )
         self.receiver = Receiver(
             host, arenas=self._arenas, moved=self._moved, checksums=self.checksums, arrived=self._arrived
@@ -249,7 +246,7 @@ class WeightsChannel:
         try:
             edition = await self.publisher.make(version, tensors, delta=delta)
             if edition.is_whole:
-                self.subscribers.remember(edition, planning.RAW_WHOLE, edition.hashes)
+                self.sender.remember(edition, planning.RAW_WHOLE, edition.hashes)
             self._pulled = version
             self._moved.notify()
             await self._confirmed(version, edition.memory.nbytes)

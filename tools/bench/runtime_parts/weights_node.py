@@ -106,11 +106,11 @@ class Node:
 
     async def hold(self, c: Command) -> Command:
         """Passes no more than the first `parts` of a version on; without `parts` all again."""
-        subscribers: Any = self.weights.subscribers
-        here = self._all_here = getattr(self, "_all_here", subscribers._here)
-        subscribers._here = here
+        sender: Any = self.weights.sender
+        here = self._all_here = getattr(self, "_all_here", sender._here)
+        sender._here = here
         if (parts := c.get("parts")) is not None:
-            subscribers._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: parts - numbers[0]]
+            sender._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: parts - numbers[0]]
         return {}
 
     async def spoil(self, c: Command) -> Command:
@@ -162,7 +162,7 @@ class Node:
         here = weights.receiver.here
         receiver, subscribers = weights.receiver, weights.subscribers
         return {
-            "sent_bytes": subscribers.sent_bytes, "corrupt": receiver.corrupt, "retries": receiver.retries,
+            "sent_bytes": weights.sender.sent_bytes, "corrupt": receiver.corrupt, "retries": receiver.retries,
             "reroutes": receiver.reroutes, "refused": receiver.refused, "conflicts": weights.checksums.conflicts,
             "errors": self.errors, "children": sorted(str(p.worker) for p in subscribers.all),
             "moved": {p.worker: s.via.worker for p, s in subscribers.all.items() if s.via is not None},

@@ -97,7 +97,8 @@ def test_a_worker_tells_of_its_channels_time_weights_driver_and_links(streams, c
         seconds=1.5,
         published=2,
         account_in=SimpleNamespace(items=3),
-        subscribers=SimpleNamespace(sent_bytes=4, taken_over=5, late=6),
+        sender=SimpleNamespace(sent_bytes=4),
+        subscribers=SimpleNamespace(taken_over=5, late=6),
         receiver=SimpleNamespace(corrupt=7, refused=8, retries=9, reroutes=10),
         checksums=SimpleNamespace(conflicts=11),
     )

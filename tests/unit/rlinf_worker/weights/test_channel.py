@@ -60,7 +60,7 @@ async def test_a_version_is_published_when_it_has_arrived_and_each_is_sent_once(
         assert (got, rollout.weights.version, actor.weights.version) == (version, version, version)
         same(tensors, model(number))
     size = actor.weights.publisher.edition.memory.nbytes
-    assert actor.weights.subscribers.sent_bytes == pytest.approx(3 * size, abs=3 * 64)
+    assert actor.weights.sender.sent_bytes == pytest.approx(3 * size, abs=3 * 64)
     assert (actor.weights.account_out.items, rollout.weights.account_in.items) == (3, 3)
     assert actor.weights.account_out.bytes == 3 * size
     assert rollout.weights.account_in.bytes == pytest.approx(3 * size, abs=3 * 64)
@@ -138,7 +138,7 @@ async def test_the_publisher_serves_two_and_each_of_those_two_more(net):
     moved = {worker.worker: sub.via.worker for worker, sub in actor.weights.subscribers.all.items() if sub.via}
     assert moved == {"rollout/2": "rollout/0", "rollout/3": "rollout/0", "rollout/4": "rollout/1"}
     size = rollouts[0].weights.account_in.bytes
-    sent = [node.weights.subscribers.sent_bytes for node in (actor, *rollouts)]
+    sent = [node.weights.sender.sent_bytes for node in (actor, *rollouts)]
     assert sent == [2 * size, 2 * size, size, 0, 0, 0]
 
 
@@ -180,11 +180,11 @@ async def test_of_a_delta_only_blocks_that_changed_are_sent(net):
     actor, (rollout,) = await grow(net, 1)
     tensors = model(1)
     await actor.weights.publish(V1, tensors, delta=True)
-    before = actor.weights.subscribers.sent_bytes
+    before = actor.weights.sender.sent_bytes
     tensors = {**tensors, "w": tensors["w"].copy()}
     tensors["w"][20_000] += 1
     await actor.weights.publish(V2, tensors, delta=True)
-    assert actor.weights.subscribers.sent_bytes - before == 64 << 10
+    assert actor.weights.sender.sent_bytes - before == 64 << 10
     same((await rollout.weights.pull(V2))[1], tensors)
     late = net.node("rollout/1", pod="z")
     await net.route(actor, late)
@@ -374,7 +374,7 @@ async def test_within_a_pod_nothing_is_sent_and_memory_is_given_back(pod_net):
         version = PolicyVersion(0, number)
         await actor.weights.publish(version, model(number))
         same((await rollout.weights.pull(version))[1], model(number))
-    assert actor.weights.subscribers.sent_bytes == 0
+    assert actor.weights.sender.sent_bytes == 0
     assert [f.number for f in pod_net.frames_of(frames.WeightsFree)] == [1, 2, 3, 4]
     assert len(actor.weights._arenas._kept) == 2
     arena = actor.weights.publisher.edition.arena
@@ -388,8 +388,8 @@ async def test_a_neighbour_maps_what_another_of_its_pod_was_sent(pod_net):
     await actor.weights.publish(V1, model(1))
     for rollout in (first, second):
         same((await rollout.weights.pull(V1))[1], model(1))
-    assert actor.weights.subscribers.sent_bytes == first.weights.account_in.bytes
-    assert first.weights.subscribers.sent_bytes == 0
+    assert actor.weights.sender.sent_bytes == first.weights.account_in.bytes
+    assert first.weights.sender.sent_bytes == 0
     assert second.weights.receiver.here.arena is not None
     assert second.weights.receiver.here.adopted
 
@@ -399,7 +399,7 @@ async def test_where_memory_cannot_be_mapped_it_is_sent(pod_net, monkeypatch):
     monkeypatch.setattr(rollout.weights._arenas, "map", lambda shared: None)
     await actor.weights.publish(V1, model(1, mb=2))
     same((await rollout.weights.pull(V1))[1], model(1, mb=2))
-    assert actor.weights.subscribers.sent_bytes == rollout.weights.account_in.bytes
+    assert actor.weights.sender.sent_bytes == rollout.weights.account_in.bytes
     assert pod_net.frames_of(frames.WeightsSubscribe, by="rollout/0")[-1].pid == 0
     receiver = rollout.weights.receiver
     assert (receiver.corrupt, receiver.retries) == (0, 0), "what was only offered is not damaged"
@@ -417,7 +417,7 @@ async def test_every_rank_sends_its_own_shards_and_a_view_only_what_it_wants(net
         await asyncio.gather(*(r.weights.publish(version, s) for r, s in zip(ranks, shards, strict=True)))
         _, found = await rollout.weights.pull(version)
         np.testing.assert_array_equal(found["w"], factor * whole)
-    assert [rank.weights.subscribers.sent_bytes for rank in ranks] == [2 * 96, 2 * 96]
+    assert [rank.weights.sender.sent_bytes for rank in ranks] == [2 * 96, 2 * 96]
     rollout.weights.select(View(1, {"w": Sharding(shape=(4, 6), mesh=(2,), dims=(1,))}))
     _, found = await rollout.weights.pull(V2)
     np.testing.assert_array_equal(found["w"], 2.0 * whole[:, 3:])
@@ -562,7 +562,7 @@ async def test_who_is_late_within_a_pod_is_sent_one_version_at_a_time(pod_net):
         await well.weights.pull(PolicyVersion(0, number))
     assert len(pod_net.frames_of(frames.WeightsHead, to="rollout/0")) == 2, "and no more until it confirms the second"
     size = actor.weights.publisher.edition.memory.nbytes
-    assert actor.weights.subscribers.sent_bytes < 3 * size, "some are mapped: two arenas wait for the one that is late"
+    assert actor.weights.sender.sent_bytes < 3 * size, "some are mapped: two arenas wait for the one that is late"
 
 
 @pytest.mark.usefixtures("quick")

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.weights import edition as editions
-from rlinf_worker.weights import planning, subscribers
+from rlinf_worker.weights import planning, sending
 from rlinf_worker.weights.arena import Arenas
 from rlinf_worker.weights.channel import FILLERS
 from rlinf_worker.weights.edition import Edition
@@ -62,7 +62,7 @@ def test_what_travels_to_a_receiver_comes_from_every_rank_in_small_parts():
     assert sum(part.nbytes for part in parts) == WHOLE // RANKS
     assert max(part.nbytes for part in parts) == editions.PART_BYTES
     # A message goes as soon as it has WINDOW_BYTES: each receiver has one part more than that on its way from a rank.
-    assert subscribers.WINDOW_BYTES + editions.PART_BYTES <= 12 << 20
+    assert sending.WINDOW_BYTES + editions.PART_BYTES <= 12 << 20
 
 
 @pytest.mark.parametrize("rank", [0, 7])
