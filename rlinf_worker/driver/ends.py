@@ -126,7 +126,7 @@ class StepEnds:
         return [
             (ticket, units - found.missing(ticket), units)
             for found in known
-            for ticket in found.incomplete()
+            for ticket in found.by_lineage.to_come()
             if (units := found.wanted[ticket]) is not None
             and not any(UnitId(age.branch, ticket) in book.worked_on for book in within)
         ]

@@ -12,7 +12,7 @@ For: queues.steps, which forms the rounds of a gang of them; queues.core, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -53,6 +53,55 @@ class _Ticket:
     """Something of it is made a second time: whoever draws anew may come to other units than the first time."""
 
 
+class LineageOrder:
+    """Units of a step by lineage of their tickets: of all before the first of which more may come. What is handed out
+    of them, and what is left.
+
+    left() goes on where it was: what has its place keeps it, until begin_again().
+    """
+
+    def __init__(
+        self, tickets: Mapping[str, _Ticket], tickets_of: Mapping[str, tuple[str, ...]], incomplete: Set[str]
+    ) -> None:
+        """Of the step, each as it is now: its tickets, those of each unit that is known, and those of which more may
+        come."""
+        self._tickets, self._of, self._incomplete = tickets, tickets_of, incomplete
+        self.handed_out: set[str] = set()
+        self._order: list[str] = []  # tickets
+        self._units: list[str] = []
+        self.placed = self._cursor = 0  # tickets whose units have a place; units before which all is handed out
+
+    def open(self, tickets: Iterable[str]) -> None:
+        self._order = sorted(tickets, key=lineage.sort_key)
+
+    def begin_again(self) -> None:
+        self._units, self.placed, self._cursor = [], 0, 0
+
+    def take_back(self, key: str) -> None:
+        self.handed_out.discard(key)
+        self._cursor = 0
+
+    def left(self) -> Iterator[str]:
+        """What is not handed out."""
+        while self.placed < len(self._order) and self._order[self.placed] not in self._incomplete:
+            known = self._tickets.get(self._order[self.placed])
+            fresh = (key for key in (known.keys if known is not None else ()) if self._stands_at_next(key))
+            self._units += sorted(fresh, key=lineage.sort_key)
+            self.placed += 1
+        while self._cursor < len(self._units) and self._units[self._cursor] in self.handed_out:
+            self._cursor += 1
+        return (key for key in islice(self._units, self._cursor, None) if key not in self.handed_out)
+
+    def _stands_at_next(self, key: str) -> bool:
+        """A unit of several tickets stands at the last of them: all before are complete there."""
+        tickets = self._of[key]
+        return len(tickets) == 1 or max(tickets, key=lineage.sort_key) == self._order[self.placed]
+
+    def to_come(self) -> list[str]:
+        """Tickets of which more may."""
+        return [ticket for ticket in self._order if ticket in self._incomplete]
+
+
 class StepUnits:
     """Of one step, and one queue at whose consumer its units end."""
 
@@ -61,14 +110,11 @@ class StepUnits:
         self.wanted: dict[str, int | None] = {}
         self.is_open = False
         """The flow has said all of it."""
-        self.handed_out: set[str] = set()
         self.ended: dict[str, Ended] = {}
         self._tickets: dict[str, _Ticket] = {}
         self._of: dict[str, tuple[str, ...]] = {}  # the tickets of each unit that is known
         self._incomplete: set[str] = set()  # of what is wanted
-        self._order: list[str] = []  # tickets, by lineage
-        self._sequence: list[str] = []  # units, by lineage of their tickets: of all before the first that is incomplete
-        self._sequenced = self._cursor = 0  # tickets in the sequence; units before which all is handed out
+        self.by_lineage = LineageOrder(self._tickets, self._of, self._incomplete)
 
     # --- what the flow says -------------------------------------------------------------------------------------------
     def expect(self, wanted: Wanted) -> None:
@@ -83,9 +129,10 @@ class StepUnits:
         if not self.is_open:
             for key in [key for key, tickets in self._of.items() if not self.wanted.keys() >= set(tickets)]:
                 del self._of[key]
-                self.handed_out.discard(key)
-            self.is_open, self._order = True, sorted(self.wanted, key=lineage.sort_key)
-            self._incomplete = {ticket for ticket, units in self.wanted.items() if not self._is_full(ticket, units)}
+                self.by_lineage.handed_out.discard(key)
+            self.is_open = True
+            self.by_lineage.open(self.wanted)
+            self._incomplete.update(t for t, units in self.wanted.items() if not self._is_full(t, units))
 
     def seal(self, ticket: str, *, sealed: bool) -> None:
         """Nobody works on anything of it (any more, or for now)."""
@@ -98,8 +145,8 @@ class StepUnits:
     def know(self, unit: UnitInfo) -> None:
         if unit.key in self._of or self._foreign(unit) is not None:
             return
-        if self._sequenced and not self._incomplete.issuperset(unit.of_tickets):
-            self._begin_sequence()
+        if self.by_lineage.placed and not self._incomplete.issuperset(unit.of_tickets):
+            self.by_lineage.begin_again()
         self._of[unit.key] = unit.of_tickets
         for ticket in unit.of_tickets:
             (self._tickets.get(ticket) or self._begun(ticket)).keys[unit.key] = None
@@ -107,8 +154,8 @@ class StepUnits:
 
     def forget(self, unit: UnitInfo) -> None:
         """It is lost, and may be made again under another key."""
-        self.handed_out.discard(unit.key)
-        self._begin_sequence()
+        self.by_lineage.handed_out.discard(unit.key)
+        self.by_lineage.begin_again()
         for ticket in self._of.pop(unit.key, ()):
             self._tickets[ticket].keys.pop(unit.key, None)
             self._tickets[ticket].is_again = True
@@ -136,11 +183,7 @@ class StepUnits:
 
     def give(self, key: str) -> None:
         if key in self._of:
-            self.handed_out.add(key)
-
-    def take_back(self, key: str) -> None:
-        self.handed_out.discard(key)
-        self._cursor = 0
+            self.by_lineage.handed_out.add(key)
 
     def _begun(self, ticket: str) -> _Ticket:
         made = self._tickets[ticket] = _Ticket()
@@ -154,10 +197,7 @@ class StepUnits:
                 self._incomplete.discard(ticket)
             elif ticket not in self._incomplete:
                 self._incomplete.add(ticket)
-                self._begin_sequence()
-
-    def _begin_sequence(self) -> None:
-        self._sequence, self._sequenced, self._cursor = [], 0, 0
+                self.by_lineage.begin_again()
 
     def again(self, tickets: Iterable[str]) -> None:
         """These are worked on a second time."""
@@ -175,9 +215,6 @@ class StepUnits:
         """Whether nothing more is to come of it. Of one that nobody has counted it is never certain: no."""
         units = self.wanted.get(ticket)
         return units is not None and self._is_full(ticket, units)
-
-    def is_sealed(self, ticket: str) -> bool:
-        return ticket in self._tickets and self._tickets[ticket].sealed
 
     def is_empty(self, ticket: str) -> bool:
         """Filters have ended all of it: nothing is known of it."""
@@ -228,24 +265,6 @@ class StepUnits:
     @property
     def left_count(self) -> int | None:
         """Units that are not handed out; None: more may come."""
-        return None if not self.is_open or self._incomplete else len(self._of) - len(self.handed_out)
-
-    def left(self) -> Iterator[str]:
-        """What is not handed out, in lineage order, up to the first ticket of which more may come."""
-        while self._sequenced < len(self._order) and self._order[self._sequenced] not in self._incomplete:
-            known = self._tickets.get(self._order[self._sequenced])
-            fresh = (key for key in (known.keys if known is not None else ()) if self._stands_at_next(key))
-            self._sequence += sorted(fresh, key=lineage.sort_key)
-            self._sequenced += 1
-        while self._cursor < len(self._sequence) and self._sequence[self._cursor] in self.handed_out:
-            self._cursor += 1
-        return (key for key in islice(self._sequence, self._cursor, None) if key not in self.handed_out)
-
-    def _stands_at_next(self, key: str) -> bool:
-        """A unit of several tickets stands at the last of them: all before are complete there."""
-        tickets = self._of[key]
-        return len(tickets) == 1 or max(tickets, key=lineage.sort_key) == self._order[self._sequenced]
-
-    def incomplete(self) -> list[str]:
-        """Tickets of which units are to come, in lineage order."""
-        return [ticket for ticket in self._order if ticket in self._incomplete]
+        if not self.is_open or self._incomplete:
+            return None
+        return len(self._of) - len(self.by_lineage.handed_out)

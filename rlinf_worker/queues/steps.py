@@ -102,7 +102,7 @@ class OpenSteps:
     def take_back(self, unit: UnitInfo) -> None:
         """A later round has it."""
         if (step := self.of(unit.age)) is not None:
-            step.take_back(unit.key)
+            step.by_lineage.take_back(unit.key)
 
     def close(self, upto: Age) -> None:
         self.closed = max(self.closed, upto)
@@ -153,7 +153,7 @@ class OpenSteps:
         if self._book.lines.count(step.age) < size:
             return None
         if self._order == "lineage":
-            found = (self._book.get(UnitId(step.age.branch, key)) for key in islice(step.left(), size))
+            found = (self._book.get(UnitId(step.age.branch, key)) for key in islice(step.by_lineage.left(), size))
             chosen = [entry for entry in takewhile(_may_go, found) if entry is not None]
         else:
             chosen = [entry for entry in self._book.lines.first_few(step.age, size) if step.knows(entry.unit.key)]
@@ -189,7 +189,7 @@ class OpenSteps:
             if step.age.step == number:
                 entries = ((key, self._book.get(UnitId(step.age.branch, key))) for key in step.known())
                 on_the_way = [key for key, entry in entries if entry is not None and entry.state is not UnitState.HELD]
-                return step.incomplete() + sorted(on_the_way, key=lineage.sort_key)
+                return step.by_lineage.to_come() + sorted(on_the_way, key=lineage.sort_key)
         return []
 
 
