@@ -114,7 +114,7 @@ class Driver:
                 for gone in self.workforce.take_gone():
                     self._gone(gone)
                 self.gangs.settle()
-                self.exchange.update_routes(moved)
+                self.exchange.routes.update(moved)
                 self.presence.settle()
             if marks & (Dirty.MEMBERS | Dirty.TIME) and job.declared and not job.ending:
                 self.workforce.start_workers(None if marks & Dirty.TIME else moved)

@@ -11,7 +11,7 @@ what goes over several, and the routes of cycles and weights.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -19,12 +19,13 @@ from rlinf_api.errors import UserError
 from rlinf_api.lease_sets import Measured
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import PolicyVersion
-from rlinf_worker.driver import routes as routing
 from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.ends import StepEnds
 from rlinf_worker.driver.flow_queue import FlowQueue
 from rlinf_worker.driver.job import Job
+from rlinf_worker.driver.remaking import Remaking
 from rlinf_worker.driver.results import ResultsBook, Through
+from rlinf_worker.driver.routes import RouteTable
 from rlinf_worker.driver.steps import OpenStep
 from rlinf_worker.queues.expected import Wanted
 from rlinf_worker.queues.together import Homes
@@ -34,14 +35,12 @@ from rlinf_worker.queues.units import Age, UnitId, UnitInfo, uids_of
 class Exchange:
     def __init__(self, job: Job) -> None:
         self._job, self._members = job, job.members
-        self._routes = routing.RouteTable(job)
-        self._away: frozenset[WorkerId] = frozenset()  # whose units go to others of their role
         self.queues: dict[str, FlowQueue] = {}
+        self.routes = RouteTable(job, rehomed=self._rehomed)
         self.results: dict[str, ResultsBook] = {}
         self.through = Through()
         self.ends = StepEnds(job, self.queues)
-        self._bereft: set[int] = set()
-        """Steps that were open as a worker died that makes units: what it had made may have been told to nobody yet."""
+        self.remaking = Remaking(job, self.queues, self.ends)
 
     def declare(self) -> None:
         """The job knows its channels by now."""
@@ -114,7 +113,7 @@ class Exchange:
         for queue in self.queues.values():
             if queue.spec.consumer == role:
                 queue.reconnected(worker)
-        self._routes.reconnected(worker)
+        self.routes.reconnected(worker)
 
     def peer_lost(self, worker: WorkerId, message: pb.PeerLost) -> None:
         """A worker cannot fetch from a peer, which is alive. What the peer keeps is handed out again; a release would
@@ -127,7 +126,7 @@ class Exchange:
         named = set(uids_of(keys)) if keys is not None else None
         for queue in self.queues.values() if keys is None else [self.queue(keys.channel)]:
             if message.missing:
-                self._make_again(queue.core.departures.missing(worker, peer, units=named))
+                self.remaking.make_again(queue.core.departures.missing(worker, peer, units=named))
             else:
                 queue.core.departures.hand_back(worker, peer, units=named)
 
@@ -136,37 +135,16 @@ class Exchange:
         """Its units go elsewhere."""
         for queue in self.queues.values():
             if queue.spec.producer == role:
-                self._bereft |= {step.number for step in self._job.ledger.open_steps}
-                self._make_again(queue.core.departures.remove_producer(worker))
+                self.remaking.producer_died()
+                self.remaking.make_again(queue.core.departures.remove_producer(worker))
             if queue.spec.consumer == role:
-                self._make_again(queue.consumer_gone(worker))
-
-    def _make_again(self, lost: Iterable[UnitInfo]) -> None:
-        """The tickets from which lost units were made wait again."""
-        self._work_on_again({UnitId(unit.branch, ticket) for unit in lost for ticket in unit.of_tickets})
-
-    def make_up(self, step: int) -> list[str]:
-        """Tickets on which nobody works any more, though units of them are to come, of a step in which a producer died:
-        where it answers in a cycle, whoever had asked may be through with a ticket whose units died with it before
-        they were announced. They wait again; once for each death, as a role may also have made too few."""
-        short = [ticket for ticket, _, _ in self.ends.short(step)] if step in self._bereft else []
-        if short:
-            self._bereft.discard(step)
-        self._work_on_again({UnitId(self.ends.age_of(step).branch, ticket) for ticket in short})
-        return short
-
-    def _work_on_again(self, wanted: set[UnitId]) -> None:
-        for queue in self.queues.values() if wanted else ():
-            queue.tickets.make_again(wanted)
-            if not queue.core.is_end:  # what has come there does not come again
-                queue.core.expect_again(wanted)
+                self.remaking.make_again(queue.consumer_gone(worker))
 
     def stand_in(self, away: frozenset[WorkerId]) -> int:
         """What belongs to workers that are away goes to the others of their role, until they are not. Tickets: an
         affinity is for what a consumer has made for itself, which one that is away has lost. And routes. How many
         tickets wait for somebody else now."""
-        self._away = away
-        self.update_routes()
+        self.routes.stand_in(away)
         return sum(queue.tickets.stand_in(away) for queue in self.queues.values())
 
     def cancel(self, branch: int) -> None:
@@ -189,20 +167,11 @@ class Exchange:
         for queue in self.queues.values():
             queue.core.micro_batch = self._job.placement.channel(queue.spec.channel).micro_batch
             queue.core.consumers.ranked = [w.placed.id for w in self._members.of_role(queue.spec.consumer)]
-        self._routes.resize(self._wanted_routes())
+        self.routes.resize()
 
-    # --- routes -------------------------------------------------------------------------------------------------------
-    def update_routes(self, moved: Collection[WorkerId] | None = None) -> None:
-        """`moved`: of whom there is news; None: of anybody."""
-        topology, members = self._job.topology, self._members
-        if moved is not None and not self._away and routing.concerns_itself_alone(topology, members, moved):
-            self._routes.want(routing.wanted_of(topology, members, moved), of=moved)
-        else:
-            self._routes.want(self._wanted_routes())
-
-    def _wanted_routes(self) -> frozenset[routing.RouteKey]:
-        rehomed = frozenset(queue.spec.consumer for queue in self.queues.values() if queue.tickets.affinities)
-        return routing.wanted(self._job.topology, self._members, away=self._away, rehomed=rehomed)
+    def _rehomed(self) -> frozenset[str]:
+        """Roles whose tickets go to whom an affinity names."""
+        return frozenset(queue.spec.consumer for queue in self.queues.values() if queue.tickets.affinities)
 
     # --- what the flow says -------------------------------------------------------------------------------------------
     def put_tickets(self, channel: str, units: Sequence[UnitInfo], *, wanted: Wanted) -> None:
@@ -218,7 +187,7 @@ class Exchange:
 
     def close_step(self, step: int, *, branch: int) -> None:
         upto = Age(branch, step)
-        self._bereft.discard(step)
+        self.remaking.close_step(step)
         self._close_results(upto)
         for queue in self.queues.values():
             if queue.core.is_end:  # nobody takes what still waits there

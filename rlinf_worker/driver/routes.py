@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
@@ -211,15 +211,33 @@ class RouteTable:
     A route of weights is told to both ends, one of a cycle to the end that asks. A route that returns has another
     number."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, *, rehomed: Callable[[], frozenset[str]]) -> None:
+        """`rehomed`: roles of which another has units and routes together, while one is away."""
+        self._job, self._rehomed = job, rehomed
+        self._away: frozenset[WorkerId] = frozenset()  # in whose places are others of their role
         self._told = set[RouteKey]()
         self._of: dict[WorkerId, set[RouteKey]] = {}  # of those that are wanted, by their ends
         self._numbers: dict[RouteKey, int] = {}  # of routes that are wanted
         self._ended: dict[RouteKey, int] = {}  # of others between lives that go on
         self._next_number = (job.attempt << 32) + 1
 
-    def want(self, wanted: frozenset[RouteKey], *, of: Collection[WorkerId] | None = None) -> None:
+    def update(self, moved: Collection[WorkerId] | None = None) -> None:
+        """To who is present now. `moved`: of whom there is news; None: of anybody."""
+        topology, members = self._job.topology, self._job.members
+        if moved is not None and not self._away and concerns_itself_alone(topology, members, moved):
+            self._want(wanted_of(topology, members, moved), of=moved)
+        else:
+            self._want(self._wanted())
+
+    def stand_in(self, away: frozenset[WorkerId]) -> None:
+        """Others have the routes of these, until they are away no more."""
+        self._away = away
+        self.update()
+
+    def _wanted(self) -> frozenset[RouteKey]:
+        return wanted(self._job.topology, self._job.members, away=self._away, rehomed=self._rehomed())
+
+    def _want(self, wanted: frozenset[RouteKey], *, of: Collection[WorkerId] | None = None) -> None:
         """A route whose worker connects anew is told again as it was, unless it had ended meanwhile. `of`: the routes
         of these workers; None: all."""
         known = set(self._numbers) if of is None else {route for worker in of for route in self._of.get(worker, ())}
@@ -240,10 +258,10 @@ class RouteTable:
             self._tell(new)
         self._told |= wanted
 
-    def resize(self, wanted: frozenset[RouteKey]) -> None:
+    def resize(self) -> None:
         """Another plan is in force: routes that stay are told again, as their credit has changed."""
         kept = set(self._told)
-        self.want(wanted)
+        self.update()
         for route in sorted(kept & self._told):
             self._tell(route)
 

@@ -88,7 +88,7 @@ class Stalls:
         if min((w.still_s for w in at_work), default=0.0) <= MADE_UP_S:
             return
         for step in self._job.ledger.open_steps:
-            if again := self._exchange.make_up(step.number):
+            if again := self._exchange.remaking.make_up(step.number):
                 said = {"step": step.number, "tickets": again[:MAX_NAMED]}
                 logger.warning("units that died with their maker are made again", extra=said)
 

@@ -356,7 +356,7 @@ class World:
         """What is looked at of one worker alone comes to what looking at all would."""
         if self.driver.job.declared and not self.driver.job.marks:
             exchange = self.driver.exchange
-            assert exchange._routes._numbers.keys() == exchange._wanted_routes()
+            assert exchange.routes._numbers.keys() == exchange.routes._wanted()
 
     def _to_worker(self, worker: SimWorker) -> None:
         assert worker.outbox is not None

@@ -320,15 +320,15 @@ def test_workers_are_told_of_every_channel_with_its_sizes_and_each_producer_of_i
 def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
     for worker in ("env/0", "env/1", "rollout/0"):
         site.told(worker)
-    site.exchange.update_routes()
-    site.exchange.update_routes()
+    site.exchange.routes.update()
+    site.exchange.routes.update()
     assert [k for k, _ in site.told("env/0")] == [k for k, _ in site.told("env/1")] == ["route"]
     site.members.workers[WorkerId("rollout/0")].state = WorkerState.DOWN
     assert site.told("rollout/0") == [], "who answers is told nothing"
     site.sessions.workers.close(WorkerId("rollout/0"), "it died")
-    site.exchange.update_routes()
+    site.exchange.routes.update()
     assert [k for k, _ in site.told("env/0")] == [k for k, _ in site.told("env/1")] == ["unroute"]
-    site.exchange.update_routes()
+    site.exchange.routes.update()
     assert (site.told("env/0"), site.told("env/1")) == ([], []), "it is taken back once"
     site.exchange.reconnected(WorkerId("env/0"), "env", pb.Hello(), after=START)
     assert ("unroute" in dict(site.told("env/0")), site.told("env/1")) == (True, []), "to who may not have heard of it"
@@ -337,7 +337,7 @@ def test_a_route_of_a_cycle_is_told_once_to_who_asks_and_taken_back(site):
 def test_a_route_to_one_that_has_not_said_where_it_listens_names_it_all_the_same(site):
     site.members.workers[WorkerId("rollout/0")].endpoint = None
     site.told("env/0")
-    site.exchange.update_routes()
+    site.exchange.routes.update()
     (message,) = site.sessions.workers[WorkerId("env/0")].outbox._messages
     assert (message.route.peer.worker, message.route.peer.attempt, message.route.peer.host) == ("rollout/0", 0, "")
 
@@ -346,13 +346,13 @@ def test_a_route_of_weights_is_told_to_both_ends_and_taken_back_from_whoever_sta
     site.job.topology = replace(site.job.topology, weights=(WEIGHTS,))
     for worker in ("actor/0", "rollout/0", "env/0"):
         site.told(worker)
-    site.exchange.update_routes()
+    site.exchange.routes.update()
     boxes = [site.sessions.workers[WorkerId(worker)].outbox._messages for worker in ("actor/0", "rollout/0")]
     assert [[message.route.outgoing for message in box] for box in boxes] == [[True], [False]]
     assert [k for k, _ in site.told("actor/0")] == [k for k, _ in site.told("rollout/0")] == ["route"]
     site.members.workers[WorkerId("rollout/0")].state = WorkerState.DOWN
     site.sessions.workers.close(WorkerId("rollout/0"), "it died")
-    site.exchange.update_routes()
+    site.exchange.routes.update()
     assert [k for k, _ in site.told("actor/0")] == ["unroute"]
 
 

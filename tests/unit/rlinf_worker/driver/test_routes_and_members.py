@@ -79,7 +79,7 @@ async def test_of_one_that_dies_and_comes_back_nobody_looks_at_all(monkeypatch):
     record = world.driver.job.members.workers[WorkerId("env/1")]
     await world.run_until(lambda: record.attempt > attempt and record.state is WorkerState.READY)
     assert looked == []
-    assert any("env/1" in (route.producer, route.consumer) for route in world.driver.exchange._routes._numbers)
+    assert any("env/1" in (route.producer, route.consumer) for route in world.driver.exchange.routes._numbers)
 
 
 def test_all_are_ready_when_nobody_is_awaited_whoever_was_last():

@@ -107,7 +107,7 @@ async def test_units_that_died_with_their_maker_before_anybody_heard_of_them_are
     world.driver.stalls.tick()
     assert exchange.ends.short(step) == short != [], "nobody has died"
     exchange.gone(WorkerId("env/7"), "env")
-    assert exchange.make_up(step + 1) == [], "of which nobody is through with anything: it may yet come to that"
+    assert exchange.remaking.make_up(step + 1) == [], "nobody is through with anything of it yet"
     next(iter(world.driver.job.members.workers.values())).state = WorkerState.STARTING  # also while it is not back
     all_say(world, still_s=1.9)
     world.driver.stalls.tick()
@@ -117,7 +117,7 @@ async def test_units_that_died_with_their_maker_before_anybody_heard_of_them_are
     assert exchange.ends.short(step) == []
     again = [unit for queue in exchange.queues.values() for unit in queue.core.book.all_waiting()]
     assert [entry.unit.key for entry in again if entry.unit.key == short[0][0]] == [short[0][0]]
-    assert step not in exchange._bereft, "once for each death"
+    assert step not in exchange.remaking._bereft, "once for each death"
 
 
 @pytest.mark.parametrize(("silent_s", "is_named"), [(10.0, False), (10.4, True)])
