@@ -36,6 +36,7 @@ from rlinf_worker.driver.agents import Agents
 from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
+from rlinf_worker.driver.facts import SharedFacts
 from rlinf_worker.driver.gang import Gangs
 from rlinf_worker.driver.handover import HandOver
 from rlinf_worker.driver.job import Dirty, Job
@@ -77,7 +78,7 @@ class Driver:
     def __init__(self, job: Job, *, timers: Timers | None = None) -> None:
         """`timers`: what deadlines of turns are set by; None: the event loop."""
         self.job = job
-        self._shared: dict[str, str] = {}  # what roles share with each other (`ctx.share`), by name
+        self.facts = SharedFacts(job)
         self.exchange = Exchange(job)
         self.workforce = Workforce(job)
         self.agents = Agents(job, self.workforce)
@@ -284,7 +285,7 @@ class Driver:
             flow_json=job.flow_settings.to_json(),
             checkpoint_uri=job.checkpoint_uri,
             checkpoint_keep=job.spec.checkpoint.keep,
-            facts=[pb.Fact(name=name, json=value) for name, value in self._shared.items()],
+            facts=self.facts.all(),
             gangs=job.topology.gang_roles,
         )
 
@@ -346,7 +347,7 @@ class Driver:
                 self.notices.peer_lost(wid, message.peer_lost)
                 self.exchange.peer_lost(wid, message.peer_lost)
             case "fact":
-                self._share(wid, message.fact)
+                self.facts.share(wid, message.fact)
             case "partial":
                 self.exchange.queue(message.partial.channel).kept(wid, message.partial)
             case "kept":
@@ -355,19 +356,6 @@ class Driver:
                     self.job.event("turns", record.kept, worker=wid)
             case "replanned":
                 self.switch.workers.answered(wid, message.replanned.switch_number)
-
-    def fact(self, name: str) -> str | None:
-        """What roles share under that name, as JSON; None: nothing yet."""
-        return self._shared.get(name)
-
-    def _share(self, wid: WorkerId, fact: pb.Fact) -> None:
-        """To all, and kept for whoever comes later. A second worker of the role must know the same."""
-        known = self._shared.setdefault(fact.name, fact.json)
-        if known != fact.json:
-            text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
-            self.job.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
-        for record in self.job.members.everybody():
-            self.job.sessions.tell(record.placed.id, fact=fact)
 
     def on_worker_gone(self, wid: WorkerId, outbox: Outbox[Any]) -> None:
         self.workforce.stream_ended(wid, outbox)

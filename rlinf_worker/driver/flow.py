@@ -232,8 +232,10 @@ class FlowRun:
 
     async def shared(self, name: str) -> Any:
         driver = self._driver
-        await driver.job.until(lambda: driver.fact(name) is not None, what=f"fact {name!r}, which no role has shared")
-        return json.loads(driver.fact(name) or "null")
+        await driver.job.until(
+            lambda: driver.facts.get(name) is not None, what=f"fact {name!r}, which no role has shared"
+        )
+        return json.loads(driver.facts.get(name) or "null")
 
     def steps(self) -> AsyncIterator[Step]:
         topology = self._declared()
