@@ -314,7 +314,7 @@ class Driver:
                 self.exchange.announced(made.channel, made.units, producer=wid, after=after)
             case "held":
                 self.exchange.queue(message.held.channel).held(wid, message.held)
-                self.switch.unit_moved()
+                self.switch.pause.unit_moved()
             case "sealed":
                 self.exchange.queue(message.sealed.channel).sealed(wid, message.sealed)
             case "acked":

@@ -42,7 +42,7 @@ class DriverMetrics:
         yield gauge("rlinf_plan_revision", "Plan in force.", report.plan_revision)
         yield counter("rlinf_plan_switches", "Changes of plan by this driver.", driver.switch.count)
         pause = "From the step boundary of the last change of plan until a unit moved."
-        yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause_s)
+        yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause.seconds)
         ready = {(m.worker, m.pod): m.phase not in ("down", "start", "starting", "load") for m in report.members}
         yield gauge("rlinf_worker_ready", "1 where the worker may work.", ready, "worker", "pod")
         cores = {channel: queue.core for channel, queue in driver.exchange.queues.items()}

@@ -224,7 +224,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return stale
         what = f"plan revision {request.revision}"
         if job.revision == request.revision:
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
         try:
             plan = _read_plan(request.plan_json)
             placement = plan_rules.check(plan, job.spec, counts=False)
@@ -239,7 +239,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         function = registry.load(job.flow_settings.name)
         problem = await would_run(driver, function, roles=roles)
         if job.revision == request.revision:  # it has come into force meanwhile
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
         if problem:
             return self._refused(request.revision, problem)
         problem = driver.settled(driver.switch.prepare(plan))
@@ -267,7 +267,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         if stale := self._stale(request):
             return stale
         if job.revision == request.revision:
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause_s)
+            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
         if job.revision:
             problem = driver.settled(driver.switch.commit(request.revision))
             return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)

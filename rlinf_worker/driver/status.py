@@ -29,7 +29,7 @@ def report(driver: Driver) -> DriverReport:
         plan_prepared=driver.switch.prepared,
         plan_failed=driver.switch.failed[0],
         plan_message=driver.switch.message,
-        plan_pause_s=driver.switch.pause_s,
+        plan_pause_s=driver.switch.pause.seconds,
         plan_switches=driver.switch.number,
         members=tuple(_member(job, r) for r in job.members.workers.values()),
         missing=() if job.ended.is_set() else tuple(job.members.missing()),

@@ -18,6 +18,8 @@ things come.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlinf_api import plan_rules
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
@@ -36,6 +38,27 @@ from rlinf_worker.driver.turns import DriverTurns
 from rlinf_worker.driver.workforce import Workforce
 
 
+class SwitchPause:
+    """From the end of the last step under one plan until a unit moves under the next."""
+
+    def __init__(self, job: Job, *, is_held: Callable[[], bool]) -> None:
+        """`is_held`: yet another plan is being committed."""
+        self._job, self._is_held = job, is_held
+        self._since: float | None = None
+        self.seconds = 0.0
+
+    def begin(self, at: float) -> None:
+        self._since = at
+
+    def unit_moved(self) -> None:
+        if self._since is not None and not self._is_held():
+            job = self._job
+            self.seconds, self._since = job.clock() - self._since, None
+            text = f"plan revision {job.revision} is at work after a pause of {self.seconds:.3f} s"
+            job.event("plan-switched", text, revision=job.revision, pause_s=round(self.seconds, 4))
+            job.mark(Dirty.SHOWN)
+
+
 class Switch:
     def __init__(
         self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits, gangs: Gangs, turns: DriverTurns
@@ -46,11 +69,10 @@ class Switch:
         self.plan: RLPlanSpec | None = None  # in force
         self.pending: Pending | None = None
         self.failed: tuple[int, str] = (0, "")  # revision, why
-        self.pause_s = 0.0
+        self.pause = SwitchPause(job, is_held=lambda: self.phase in HOLDING)
         self.count = 0  # switches of this driver, the first plan not counted
         self.workers = WorkerPlans(job, exchange)
         self._agents = AgentPlans(job)
-        self._moving_since: float | None = None  # committed; no unit has moved yet
         self._incomplete = False  # not all workers of a plan have been ready since it came into force
 
     # --- what others ask --------------------------------------------------------------------------------------------
@@ -238,14 +260,6 @@ class Switch:
     def _changes(self, old: Placement, new: Placement) -> Changes:
         return planning.between(old, new, gang_roles=self._job.topology.gang_roles, gangs=self._gangs.joined)
 
-    def unit_moved(self) -> None:
-        if self._moving_since is not None and self.phase not in HOLDING:
-            job = self._job
-            self.pause_s, self._moving_since = job.clock() - self._moving_since, None
-            text = f"plan revision {job.revision} is at work after a pause of {self.pause_s:.3f} s"
-            job.event("plan-switched", text, revision=job.revision, pause_s=round(self.pause_s, 4))
-            job.mark(Dirty.SHOWN)
-
     # --- going on ---------------------------------------------------------------------------------------------------
     def advance(self) -> None:
         """As far as what is there allows; called with every settling."""
@@ -336,7 +350,8 @@ class Switch:
         """Who has to start or to come again is waited for afterwards, as `_incomplete`."""
         job = self._job
         pending.move(Phase.IDLE)
-        self._moving_since, self.pending = pending.boundary_at, None
+        self.pause.begin(pending.boundary_at)
+        self.pending = None
         self.workers.forget()
         job.members.forget_pods()
         text = f"plan revision {pending.plan.revision} is in force: {pending.changes}"

@@ -114,7 +114,7 @@ def test_the_report_says_each_fact_under_its_name():
     driver.switch.first(plan, switches=3)
     job, force = driver.job, driver.workforce
     job.ledger.version, job.saved, job.sequence = PolicyVersion(2, 5), (PolicyVersion(1, 4), "/c"), 8
-    driver.switch.failed, driver.switch.pause_s = (7, "no room"), 0.5
+    driver.switch.failed, driver.switch.pause.seconds = (7, "no room"), 0.5
     force.restarts, force.toll.first_failure = 6, Failure(reason="KeyError", message="k")
     pod = job.members.pods[SIM]
     pod.pod, pod.node, pod.attached = "j-sim-0-a1", "n7", True

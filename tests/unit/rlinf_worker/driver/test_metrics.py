@@ -16,7 +16,7 @@ def test_each_number_stands_under_its_name(monkeypatch):
     driver = make_job().driver(Clock())
     job, recoveries, spares = driver.job, driver.workforce.recoveries, driver.workforce.spares
     for part, name, value in (
-        (driver.switch, "count", 2), (driver.switch, "pause_s", 0.25), (driver.turns, "changes", 3),
+        (driver.switch, "count", 2), (driver.switch.pause, "seconds", 0.25), (driver.turns, "changes", 3),
         (job.sessions, "heard", 4), (job.sessions, "told", 5), (job.sessions, "refused", {"stale": 6}),
         (recoveries, "count", {"worker": 7}), (recoveries, "seconds", {"worker": 8.5}),
         (recoveries, "lost_s", {"env": 9.5}), (spares, "taken", {"env": 10}),

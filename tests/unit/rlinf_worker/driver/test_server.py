@@ -167,7 +167,7 @@ async def test_the_first_plan_is_prepared_then_committed_and_then_the_flow_runs(
 async def test_a_plan_in_force_is_answered_with_the_pause_that_it_cost():
     world = World(make_job(steps=3))
     await world.run_until(lambda: world.driver.job.ledger.committed == 1)
-    world.driver.switch.pause_s = 0.25
+    world.driver.switch.pause.seconds = 0.25
     job = servicer(world.driver)
     expected = job_pb2.PlanResponse(ok=True, pause_s=0.25)
     assert await job.PreparePlan(request(make_job(steps=3)), Mock()) == expected

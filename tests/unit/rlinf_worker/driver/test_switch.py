@@ -77,10 +77,10 @@ async def test_the_pause_is_measured_from_the_boundary_until_a_unit_moves():
     await world.run_until(lambda: world.driver.job.revision == 2)
     world.clock.now += 0.25
     world.driver.job.output.event = lambda kind, message, **fields: told.append({"event": kind, **fields})  # type: ignore[method-assign]
-    await world.run_until(lambda: world.driver.switch.pause_s > 0)
-    assert {"event": "plan-switched", "revision": 2, "pause_s": round(world.driver.switch.pause_s, 4)} in told
-    assert 0.25 <= world.driver.switch.pause_s <= 2.0
-    assert status.report(world.driver).plan_pause_s == world.driver.switch.pause_s
+    await world.run_until(lambda: world.driver.switch.pause.seconds > 0)
+    assert {"event": "plan-switched", "revision": 2, "pause_s": round(world.driver.switch.pause.seconds, 4)} in told
+    assert 0.25 <= world.driver.switch.pause.seconds <= 2.0
+    assert status.report(world.driver).plan_pause_s == world.driver.switch.pause.seconds
 
 
 async def test_a_plan_is_called_prepared_from_when_it_is_until_its_commit_is_told():
