@@ -2,7 +2,6 @@
 
     <uri>/b0-40/actor/config.json                         a file
     <uri>/b0-40/actor/model.bin/.part-00001-of-00012      a twelfth of one that is larger than PART_BYTES
-    $TMPDIR/rlinf-<uid>-<hash>/<pid>/...                  of this machine: a draft, or what is read whole
 
 A large file goes up in parts that are objects of their own, and not as the store's multi-part upload: of one that a
 killed process has begun, the store keeps and bills parts that no listing shows, and only a lifecycle rule of the bucket
@@ -16,12 +15,9 @@ the store's own word for it do.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,6 +31,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import GCSStore, S3Store
 
+from rlinf_worker.checkpoints.own_disk import OwnDisk
 from rlinf_worker.checkpoints.place import Owed
 
 PART_BYTES: Final = 32 * 2**20
@@ -108,6 +105,7 @@ class Objects:
     def __init__(self, uri: str, *, moved: Callable[[], None] = lambda: None) -> None:
         self._uri, self._moved = uri.rstrip("/"), moved
         self.what = f"the checkpoint place {self._uri}"
+        self._disk = OwnDisk(self._uri)
         kind = GCSStore if uri.startswith("gs://") else S3Store
         self._store: GCSStore | S3Store = kind.from_url(
             self._uri,
@@ -187,12 +185,12 @@ class Objects:
     def folder(self, name: str, files: Mapping[str, int]) -> Iterator[Path]:
         found = self._below(name)
         try:
-            to = self._make_local("read")
+            to = self._disk.make("read")
             with _streams() as each:
                 each(self._fetch, [(to / file, found.get(file, ())) for file in files])
             yield to
         finally:
-            self.discard("read")
+            self._disk.discard("read")
 
     def _fetch(self, to: Path, objects: Sequence[Stored]) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -213,10 +211,10 @@ class Objects:
             obstore.put(self._store, name, words, use_multipart=False)
 
     def draft(self, name: str) -> Path:
-        return self._make_local(name)
+        return self._disk.make(name)
 
     def take_in(self, draft: str, into: str) -> dict[str, int]:
-        at, sizes, pieces = self._local(draft), dict[str, int](), list[tuple[Path, str, int]]()
+        at, sizes, pieces = self._disk.at(draft), dict[str, int](), list[tuple[Path, str, int]]()
         os.stat(at)  # where there is no draft, it is not an empty one
         for path in sorted(path for path in at.rglob("*") if path.is_file()):
             name = path.relative_to(at).as_posix()
@@ -236,7 +234,7 @@ class Objects:
             self._send(name, file.read(PART_BYTES))
 
     def discard(self, draft: str) -> None:
-        shutil.rmtree(self._local(draft), ignore_errors=True)
+        self._disk.discard(draft)
 
     def remove(self, name: str) -> None:
         self._delete([name])
@@ -254,28 +252,6 @@ class Objects:
 
     def tidy(self) -> None:
         return
-
-    # --- on this machine ----------------------------------------------------------------------------------------------
-    def _local(self, name: str) -> Path:
-        """Of this process."""
-        return self._root / str(os.getpid()) / name
-
-    @property
-    def _root(self) -> Path:
-        place = hashlib.sha256(self._uri.encode()).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"rlinf-{os.geteuid()}-{place}"
-
-    def _make_local(self, name: str) -> Path:
-        """Empty. What processes that were killed have left goes."""
-        self._root.mkdir(mode=0o700, exist_ok=True)
-        if self._root.stat().st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, f"{self._root} belongs to another user")
-        for left in self._root.iterdir():
-            if not Path("/proc", left.name).exists():
-                shutil.rmtree(left, ignore_errors=True)
-        self.discard(name)
-        self._local(name).mkdir(parents=True)
-        return self._local(name)
 
 
 class _Ranges(io.RawIOBase):
