@@ -45,6 +45,35 @@ INLINE_BYTES: Final = 1 << 20  # 0.2 ms of copying and hashing, what a thread co
 LATE_S: Final = 0.25  # an actor in a long C call answers nobody; whoever holds a version does
 
 
+class HolderSearch:
+    """For a first version, of whoever has one, where the publisher does not answer."""
+
+    def __init__(
+        self, feeds: Feeds, *, has_one: Callable[[], bool], is_coming: Callable[[], bool],
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._feeds, self._has_one, self._is_coming, self._fatal = feeds, has_one, is_coming, fatal
+        self.task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Where none is under way."""
+        if not self._has_one() and (self.task is None or self.task.done()):
+            self.task = asyncio.get_running_loop().create_task(self._look(), name="look for a holder of weights")
+            self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal(error)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LATE_S)
+            if self._has_one():
+                return
+            if not self._is_coming():
+                self._feeds.try_a_relay()
+
+
 class Receiver:
     def __init__(
         self, host: Host, *, arenas: Arenas, moved: Signal,
@@ -58,7 +87,12 @@ class Receiver:
         self.here: Assembly | None = None
         self.refusal: SchemaChanged | None = None
         self._refused: PolicyVersion | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._search = HolderSearch(
+            self.feeds,
+            has_one=lambda: self.here is not None,
+            is_coming=lambda: self.under_way is not None,
+            fatal=host.fatal,
+        )
         self._borrowed = Borrowed(arenas)
         self._failures = 0
         self.corrupt = self.retries = self.reroutes = self.refused = 0
@@ -75,7 +109,7 @@ class Receiver:
         for peer in self.feeds.all:
             self._subscribe(peer)
         if self.feeds.all:
-            self._look_for_one()
+            self._search.begin()
 
     # --- whom -----------------------------------------------------------------------------------------------------
     def on_route(self, endpoint: Endpoint, *, is_relay: bool) -> None:
@@ -83,25 +117,7 @@ class Receiver:
             self.feeds.relays[endpoint.worker, endpoint.attempt] = endpoint
         else:
             self.feeds.add(endpoint, "root", at_once=False)
-        self._look_for_one()
-
-    def _look_for_one(self) -> None:
-        if self.here is None and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.get_running_loop().create_task(self._look(), name="look for a holder of weights")
-            self._looking.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._host.fatal(error)
-
-    async def _look(self) -> None:
-        """A first version from whoever has one, where the publisher does not answer."""
-        while True:
-            await asyncio.sleep(LATE_S)
-            if self.here is not None:
-                return
-            if self.under_way is None:
-                self.feeds.try_a_relay()
+        self._search.begin()
 
     def _subscribe(self, peer: Peer, *, anew: bool = False) -> None:
         """With what is here and what is under way, so that nothing comes twice. `anew`: as who has nothing, so that
@@ -318,7 +334,7 @@ class Receiver:
         self._moved.notify()
 
     async def close(self) -> None:
-        tasks = [t for t in (self._looking, *(f.watch for f in self.feeds.all.values())) if t is not None]
+        tasks = [t for t in (self._search.task, *(f.watch for f in self.feeds.all.values())) if t is not None]
         for task in tasks:
             task.cancel()
         if tasks:
