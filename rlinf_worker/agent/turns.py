@@ -7,7 +7,7 @@ does not let go is killed, and the slots go on only when its processes are reape
 | what | consumes | waits for | unblocked by |
 |---|---|---|---|
 | Arbiter (of each own set) | reports | its timers | see turns/arbiter.py |
-| `_let_go` (task per dead worker) | /proc, NVML | processes reaped, memory free | itself; says so each 30 s |
+| `_let_go` (task per dead worker) | /proc, NVML | nothing of it to be left | see remains.py |
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from time import monotonic, time
-from typing import Final
+from time import time
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
 from rlinf_api.errors import Stale, UserError
 from rlinf_worker import memory
 from rlinf_worker.agent import supervisor
+from rlinf_worker.agent.remains import Remains
 from rlinf_worker.agent.supervisor import Supervisor
 from rlinf_worker.memory import Probe
 from rlinf_worker.settings import Settings
@@ -33,9 +33,6 @@ from rlinf_worker.turns.messages import TURNS_STALLED
 from rlinf_worker.turns.rule import Kind, LeaseSet, Order, Standing
 
 logger = logging.getLogger(__name__)
-
-_POLL_S: Final = 0.02
-_SAID_EVERY_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -107,6 +104,7 @@ class AgentTurns:
         their deadlines are set by."""
         self._settings, self._workers, self._order, self._turn_over = settings, workers, order, turn_over
         self._tell, self._probe, self._timers = tell, probe, timers
+        self._remains = Remains(workers, probe, say=lambda why: self.notice("turns", why))
         self._sets: dict[str, _PodSet] = {}
         self._members: dict[str, _SetWorker] = {}
         self._number = 0  # highest of an order to any worker
@@ -236,29 +234,13 @@ class AgentTurns:
         # Nobody knows what a worker had that dies in its load: everything above the level counts as its own.
         limit = None if member.level_bytes is None else memory.free_level(member.level_bytes, had)
         member.joined, member.report, member.sent, member.level_bytes = False, None, None, None
-        if member.lease_set and (self._workers.remains(worker) or not self._is_free(limit)):
+        if member.lease_set and self._remains.are_there(worker, limit_bytes=limit):
             member.leaving = asyncio.create_task(self._let_go(worker, attempt, limit_bytes=limit))
         else:
             self._free(worker, attempt, member)
 
-    def _is_free(self, limit_bytes: float | None) -> bool:
-        """Where nobody can say, processes alone are waited for."""
-        used_bytes = None if limit_bytes is None else self._probe.used_bytes()
-        return limit_bytes is None or used_bytes is None or used_bytes <= limit_bytes
-
     async def _let_go(self, worker: str, attempt: int, *, limit_bytes: float | None) -> None:
-        since = said_at = monotonic()
-        while True:
-            left, now = self._workers.remains(worker), monotonic()
-            is_free = self._is_free(limit_bytes)
-            if not left and (is_free or now - since > memory.LIMIT_S):
-                break
-            if now - said_at >= _SAID_EVERY_S:
-                said_at = now
-                self.notice("turns", f"the slots of worker {worker} stay taken: {len(left)} processes do not end")
-            await asyncio.sleep(_POLL_S)
-        if not is_free:
-            self.notice("turns", f"worker {worker} is dead, but memory of its accelerators is not seen to be free")
+        await self._remains.wait(worker, limit_bytes=limit_bytes)
         self._free(worker, attempt, self._members[worker])
 
     def _free(self, worker: str, attempt: int, member: _SetWorker) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2 as pb
 from rlinf_api._pb.rlinf.slots.v1alpha1 import slots_pb2
-from rlinf_worker.agent import turns as agent_turns
+from rlinf_worker.agent import remains
 from rlinf_worker.agent.turns import AgentTurns
 from rlinf_worker.settings import Settings
 
@@ -252,7 +252,7 @@ async def test_one_that_has_a_grant_on_its_way_is_told_to_hold(pod):
 
 
 async def test_the_driver_hears_that_one_is_away_when_nothing_is_left_of_it(pod, monkeypatch):
-    monkeypatch.setattr(agent_turns, "_POLL_S", 0.001)
+    monkeypatch.setattr(remains, "_POLL_S", 0.001)
     pod.adopt(lease_set("far", "actor/0", by_driver=True))
     pod.join("actor/0")
     pod.say("actor/0", "holds", "far", seen=7)
@@ -282,8 +282,8 @@ async def test_who_is_in_no_set_leaves_nothing_to_wait_for(pod):
 # --- what people read -------------------------------------------------------------------------------------------------
 async def test_memory_and_processes_that_stay_are_said_and_the_slots_go_on_in_the_end(pod, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(agent_turns, "_POLL_S", 0.0)
-    monkeypatch.setattr(agent_turns, "monotonic", lambda: now[0])
+    monkeypatch.setattr(remains, "_POLL_S", 0.0)
+    monkeypatch.setattr(remains, "monotonic", lambda: now[0])
     pod.adopt(lease_set("far", "actor/0", by_driver=True))
     pod.join("actor/0")
     pod.say("actor/0", "wants", "far")
