@@ -40,6 +40,7 @@ from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import creating, events, outcome
 from rlinf_operator.reconcile.creating import PodsMade
+from rlinf_operator.reconcile.events import PodLog
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
 from rlinf_operator.reconcile.telling import EventRecorder
@@ -87,7 +88,8 @@ async def apply(
     if decision.delete_job:
         await objects.delete_if_there(clients.store, "RLJob", job.name, namespace=job.namespace, uid=job.uid)
         return Applied()
-    answers = await _write_children(decision, observed, clients, no_room=no_room)
+    log = events.PodLog(observed)
+    answers = await _write_children(decision, observed, clients, no_room=no_room, log=log)
     if answers.planned and may_leave_status and not answers.held:
         # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
         return Applied(progressed=True, left_status=True)
@@ -101,7 +103,7 @@ async def apply(
     refused, held = (*answers.writes_refused, *answers.late_refused), answers.held
     goes_first = set(answers.makes_room)
     unwanted = [p for p in decision.delete_pods if not (held and p.for_successor) or p.makes_room in goes_first]
-    await _settled(*(_delete_pod(clients.store, observed, pod) for pod in unwanted))
+    await _settled(*(_delete_pod(clients.store, pod, namespace=job.namespace, log=log) for pod in unwanted))
     for kind, name, uid in (
         ("NetworkPolicy", names.network_policy_name(job.name), decision.delete_network_policy),
         ("PodDisruptionBudget", names.disruption_budget_name(job.name), decision.delete_disruption_budget),
@@ -130,7 +132,9 @@ async def apply(
     )
 
 
-async def _write_children(decision: Decision, observed: Observed, clients: Clients, *, no_room: str) -> Answers:
+async def _write_children(
+    decision: Decision, observed: Observed, clients: Clients, *, no_room: str, log: PodLog
+) -> Answers:
     planned: Answers
     children: Answers
     planned, queue_refused, driver_refused, not_adjusted, children = await _settled(
@@ -138,7 +142,7 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
         _tell_queue(decision, observed, clients),
         _instruct(decision, clients),
         _adjust(decision, clients),
-        _create_children(decision, observed, clients, no_room=no_room),
+        _create_children(decision, observed, clients, no_room=no_room, log=log),
     )
     return replace(
         children,
@@ -151,7 +155,9 @@ async def _write_children(decision: Decision, observed: Observed, clients: Clien
     )
 
 
-async def _create_children(decision: Decision, observed: Observed, clients: Clients, *, no_room: str) -> Answers:
+async def _create_children(
+    decision: Decision, observed: Observed, clients: Clients, *, no_room: str, log: PodLog
+) -> Answers:
     """What was refused: of what the job needs, and of pods that only the plan on its way needs."""
     refused: list[RLinfError]
     refused, (expire, issuer, trouble) = await _settled(
@@ -168,7 +174,12 @@ async def _create_children(decision: Decision, observed: Observed, clients: Clie
     if no_room:
         made = PodsMade(untried=[*(pod["metadata"]["name"] for pod in pods), *later])
     else:
-        made = await creating.make(pods, lambda pod: _create(clients.store, pod, observed), rest=later)
+
+        async def create(pod: Manifest) -> None:
+            if await _create(clients.store, pod, observed):
+                log.made(pod)
+
+        made = await creating.make(pods, create, rest=later)
     return _answers(decision, made, no_room=no_room)
 
 
@@ -266,7 +277,7 @@ async def _settled(*parts: Awaitable[Any]) -> tuple[Any, ...]:
     return tuple(results)
 
 
-async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[RLinfError]:
+async def _in_parallel(writes: Iterable[Awaitable[object]]) -> list[RLinfError]:
     """Those that failed, in their order; a failure that is a bug of ours is raised."""
     found = []
     for result in await asyncio.gather(*writes, return_exceptions=True):
@@ -279,13 +290,12 @@ async def _in_parallel(writes: Iterable[Awaitable[None]]) -> list[RLinfError]:
     return found
 
 
-async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> None:
-    """409 is success after a look at the owner: it may be an earlier pass's object, or somebody else's."""
+async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) -> bool:
+    """Whether it was not there. 409 is success after a look at the owner: it may be an earlier pass's object, or
+    somebody else's."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     try:
         await store.create(manifest)
-        if kind == "Pod":
-            events.log_made(observed, manifest)
     except NamespaceTerminating:
         raise
     except AlreadyExists as error:
@@ -303,12 +313,15 @@ async def _create(store: ObjectStore, manifest: Manifest, observed: Observed) ->
         raise RLinfError(
             f"{kind} {name} was refused by the API server", got=str(error), next="it is tried again"
         ) from error
+    else:
+        return True
+    return False
 
 
 async def _write_surroundings(decision: Decision, observed: Observed, store: ObjectStore) -> list[RLinfError]:
     """Before any pod: a refused policy keeps pods away, as they would be open to their neighbours, and a refused budget
     does, as the driver could be evicted."""
-    writes = []
+    writes: list[Awaitable[object]] = []
     if decision.service is not None:
         writes.append(_create(store, decision.service, observed))
     if decision.network_policy is not None:
@@ -400,12 +413,11 @@ async def _write_status(observed: Observed, status: RLJobStatus, store: ObjectSt
     await store.replace(job, subresource="status")
 
 
-async def _delete_pod(store: ObjectStore, observed: Observed, pod: DeletePod) -> None:
-    namespace = observed.job.namespace
+async def _delete_pod(store: ObjectStore, pod: DeletePod, *, namespace: str, log: PodLog) -> None:
     if await objects.delete_if_there(
         store, "Pod", pod.name, namespace=namespace, uid=pod.uid, grace_period_s=pod.grace_period_s
     ):
-        events.log_deleted(observed, pod)
+        log.deleted(pod)
 
 
 async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:

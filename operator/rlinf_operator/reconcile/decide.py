@@ -245,7 +245,8 @@ def _placing(
     needed = status.needed(wanted, choice)
     live = [found.live[place] for place in needed if place in found.live]
     homeless = [pod for pod in live if not pod.node]
-    missing = [place for place in needed if place in found.create]
+    create = frozenset(found.create)
+    missing = [place for place in needed if place in create]
     seen = placing.Placed(
         needed=len(needed), made=len(needed) - len(missing), nodes=len(live) - len(homeless),
         lacking=[*(pod.name for pod in homeless), *(f"{draft.observed.job.name}-{place}" for place in missing)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from rlinf_api import names
@@ -17,7 +18,7 @@ from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import PlanReason
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.policies.failure import Verdict
-from rlinf_operator.policies.pod_view import PodView
+from rlinf_operator.policies.pod_view import PodPlace, PodView
 from rlinf_operator.policies.rules import NO_RULE, Ruled
 from rlinf_operator.reconcile.state import Adjust, DeletePod, Event, Observed, PlanView
 
@@ -133,18 +134,34 @@ def log_changes(observed: Observed, after: RLJobStatus) -> None:
             _tell("condition changed", observed, {"attempt": after.attempt, **told, "why": message})
 
 
-def log_made(observed: Observed, pod: Manifest) -> None:
-    label = pod["metadata"]["labels"]
-    attempt, ordinal = int(label[names.LABEL_ATTEMPT]), int(label.get(names.LABEL_ORDINAL, "0"))
-    place = (label[names.LABEL_COMPONENT], label.get(names.LABEL_POOL, ""), ordinal)
-    before = [p for p in observed.pods if (p.component, p.pool, p.ordinal) == place and p.attempt < attempt]
-    why = _ended(max(before, key=lambda p: p.attempt)) if before else "its place has no pod"
-    _tell("pod made", observed, {"attempt": attempt, "pod": pod["metadata"]["name"], "why": why})
+class PodLog:
+    """What one pass makes and deletes. A job of thousands has its pods looked through once, not for each of them."""
 
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
 
-def log_deleted(observed: Observed, pod: DeletePod) -> None:
-    attempt = next((p.attempt for p in observed.pods if p.uid == pod.uid), 0)
-    _tell("pod deleted", observed, {"attempt": attempt, "pod": pod.name, "why": pod.why})
+    def made(self, pod: Manifest) -> None:
+        label = pod["metadata"]["labels"]
+        attempt, ordinal = int(label[names.LABEL_ATTEMPT]), int(label.get(names.LABEL_ORDINAL, "0"))
+        place = PodPlace(component=label[names.LABEL_COMPONENT], pool=label.get(names.LABEL_POOL, ""), ordinal=ordinal)
+        before = [p for p in self._here.get(place, ()) if p.attempt < attempt]
+        why = _ended(max(before, key=lambda p: p.attempt)) if before else "its place has no pod"
+        _tell("pod made", self._observed, {"attempt": attempt, "pod": pod["metadata"]["name"], "why": why})
+
+    def deleted(self, pod: DeletePod) -> None:
+        attempt = self._attempts.get(pod.uid, 0)
+        _tell("pod deleted", self._observed, {"attempt": attempt, "pod": pod.name, "why": pod.why})
+
+    @cached_property
+    def _here(self) -> dict[PodPlace, list[PodView]]:
+        found: dict[PodPlace, list[PodView]] = {}
+        for pod in self._observed.pods:
+            found.setdefault(pod.place, []).append(pod)
+        return found
+
+    @cached_property
+    def _attempts(self) -> dict[str, int]:
+        return {pod.uid: pod.attempt for pod in self._observed.pods}
 
 
 def _ended(pod: PodView) -> str:

@@ -120,7 +120,8 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
     highest = max([observed.status.attempt, *(p.attempt for p in observed.pods)])
     if found.create:
         first = observed.status.attempt + 1
-        taken = any(p.attempt >= first and p.place in found.create for p in observed.pods)
+        places = frozenset(found.create)
+        taken = any(p.attempt >= first and p.place in places for p in observed.pods)
         found.attempt = first if wanted.fresh and not taken else highest + 1
     found.attempt = max(found.attempt, highest)
     return found
@@ -170,7 +171,6 @@ def _look_at(
     settings: OperatorSettings,
 ) -> tuple[bool, tuple[Restart, ...]]:
     """Whether the place needs a new pod, and the entries with what ended here."""
-    known = {e.pod for e in entries}
     for number, pod in enumerate(pods):
         verdict = failure.judge(
             pod, now=now, exit_zero_grace_s=settings.exit_zero_grace_s, driver_ready=found.driver_ready
@@ -199,7 +199,7 @@ def _look_at(
             continue
         superseded = not newest or (pod.deleted_at is not None and not current)
         by_operator = superseded and verdict.cause is Cause.INFRASTRUCTURE  # then deleted: no loss
-        if pod.name not in known and not by_operator:
+        if not by_operator and all(e.pod != pod.name for e in entries):
             at = min(now, pod.finished_at or now)  # a pass that comes late makes no pause longer
             entries = (*entries, Restart(at=at, pod=pod.name, cause=verdict.cause))
             found.ended.append((pod, verdict))
@@ -241,11 +241,16 @@ def _replace(
         found.look_again_s = times.soonest(found.look_again_s, begins_s)
         found.waiting.extend(missing)
         missing = []
+    here: dict[PodPlace, list[PodView]] = {}
+    for pod in observed.pods if missing else ():
+        here.setdefault(pod.place, []).append(pod)
+    known, by_stem = {e.pod for e in entries}, _by_stem(entries)
     for place in missing:
-        made_room = any(_made_room(e, observed.job.name, place) for e in entries)
-        of_place = (e for e in entries if _is_of(e.pod, observed.job.name, place))
-        own = [e for e in of_place if e.cause != Cause.RULED and not _made_room(e, observed.job.name, place)]
-        has_pod = any(p.place == place and p.life == wanted.life for p in observed.pods)
+        stem = f"{observed.job.name}-{place}"
+        of_place = by_stem.get(stem, ())
+        made_room = any(_made_room(e, stem) for e in of_place)
+        own = [e for e in of_place if e.cause != Cause.RULED and not _made_room(e, stem)]
+        has_pod = any(p.life == wanted.life for p in here.get(place, ()))
         vanished = not has_pod and not wanted.fresh and place in wanted.earlier and not made_room
         before = len(own) if vanished else len(own) - 1
         pause_s = restart.delay_s(max(0, before), max_s=settings.restart_delay_max_s)
@@ -260,17 +265,16 @@ def _replace(
             found.waiting.append(place)
             continue
         if vanished:
-            name = f"{observed.job.name}-{place}"
-            entries = (*entries, Restart(at=now, pod=name, cause=Cause.INFRASTRUCTURE))
+            entries = (*entries, Restart(at=now, pod=stem, cause=Cause.INFRASTRUCTURE))
         found.create.append(place)
-        for pod in observed.pods:
-            if pod.place == place and pod.name in {e.pod for e in entries}:
+        for pod in here.get(place, ()):
+            if pod.name in known:
                 alive = not pod.has_ended  # then it counts in a quota that may refuse its successor
                 told = wanted.told.get(pod.name)
                 is_silent = alive and told is not None and told.failure.reason == rules.AGENT_SILENT
                 why = "a rule of failurePolicy replaces it" if alive else "it ended and is replaced"
                 why = "its agent is silent" if is_silent else why
-                room = f"{observed.job.name}-{place}" if alive else ""
+                room = stem if alive else ""
                 # Nobody in it hears the word to end, and what it holds its successor may need.
                 grace_s = SILENT_GRACE_S if is_silent else None
                 _delete(found, pod, why, for_successor=True, makes_room=room, grace_period_s=grace_s)
@@ -310,15 +314,18 @@ def _without_room_made(entries: tuple[Restart, ...], found: Pods, *, job: str) -
     return tuple(e for e in entries if not (e.cause == Cause.STALE and e.pod in here))
 
 
-def _made_room(entry: Restart, job: str, place: PodPlace) -> bool:
+def _made_room(entry: Restart, stem: str) -> bool:
     """Whether it says that the operator took the place's pod away (DeletePod.makes_room), which is no loss."""
-    return entry.cause == Cause.STALE and entry.pod == f"{job}-{place}"
+    return entry.cause == Cause.STALE and entry.pod == stem
 
 
-def _is_of(pod: str, job: str, place: PodPlace) -> bool:
-    """Whether an entry's pod name is one of this place's, with or without its attempt."""
-    stem = f"{job}-{place}"
-    return pod == stem or (pod.startswith(f"{stem}-a") and pod[len(stem) + 2 :].isdecimal())
+def _by_stem(entries: Iterable[Restart]) -> dict[str, list[Restart]]:
+    """Of each place, by what its pods are called without their attempt."""
+    found: dict[str, list[Restart]] = {}
+    for entry in entries:
+        stem, _, attempt = entry.pod.rpartition("-a")
+        found.setdefault(stem if attempt.isdecimal() else entry.pod, []).append(entry)
+    return found
 
 
 def is_of_pool(pod: str, job: str, pool: str) -> bool:

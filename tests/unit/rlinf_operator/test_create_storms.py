@@ -8,8 +8,9 @@ import pytest
 from rlinf_api import declared
 from rlinf_api.errors import RLinfError
 from rlinf_operator.manifests import pods
-from rlinf_operator.policies.pod_view import PodPlace
-from rlinf_operator.reconcile import decide
+from rlinf_operator.policies.pod_view import PodPlace, PodView
+from rlinf_operator.reconcile import decide, events
+from rlinf_operator.reconcile.state import DeletePod
 from tests.builders import ppo_job
 from tests.fakes.cluster import KEY, Cluster
 from tests.fakes.quota import Quota, World
@@ -155,20 +156,50 @@ async def test_room_that_is_found_ends_the_pause():
     assert world.reconciler._memory[KEY].full is None
 
 
-async def test_a_pass_computes_no_more_for_a_large_job_than_what_it_makes(monkeypatch):
+@pytest.mark.parametrize("there", [0, 1000])
+async def test_a_pass_computes_no_more_for_a_large_job_than_what_it_makes(monkeypatch, there):
     """Passes share one thread: what one of them computes, each other job waits for."""
     pods_, world = 2000, large(2000).world()
     world.step()  # its plan
+    with monkeypatch.context() as earlier:
+        earlier.setattr(decide, "PER_PASS", there)
+        for pod in world.decide().create_pods:  # the status stays as it is until the last one is made
+            world._add(pod)
+    observed = dataclasses.replace(world.observed(), pods=Looked(world.observed().pods))
     rendered, compared, allotted = Counted(pods, "worker"), Counted(PodPlace, "__eq__"), Counted(declared, "allotment")
     for counted in (rendered, compared, allotted):
         counted.put(monkeypatch)
-    decision = world.decide()
+    decision = decide.decide(observed, now=world.now)
     assert len(decision.create_pods) == decide.PER_PASS
-    assert len(decision.later_pods) == pods_ + 2 - decide.PER_PASS
-    assert decision.create_pods[0]["metadata"]["name"] == "math-driver-a1"
-    assert rendered.calls == decide.PER_PASS - 1, "all but the driver"
+    assert len(decision.later_pods) == pods_ + 2 - there - decide.PER_PASS
+    assert (decision.create_pods[0]["metadata"]["name"] == "math-driver-a1") == (there == 0)
+    assert rendered.calls == decide.PER_PASS - (there == 0), "all but the driver"
     assert compared.calls < 20 * pods_, "each place a few times, and not with each other one"
+    assert observed.pods.times < 40, "all pods a few times, and not for each that is missing"
     assert allotted.calls < 20, "once for an entry of the plan, whatever its workers"
+
+
+def test_what_is_made_and_deleted_is_written_down_without_a_look_at_all_pods_for_each():
+    world = large(100).world()
+    world.step()
+    world.step()
+    observed = dataclasses.replace(world.observed(), pods=Looked(world.observed().pods))
+    log = events.PodLog(observed)
+    for pod in world.pods.values():
+        log.made(pod)
+        log.deleted(DeletePod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], why="gone"))
+    assert len(world.pods) == 102
+    assert observed.pods.times == 2
+
+
+class Looked(tuple[PodView, ...]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
 
 
 class Counted:

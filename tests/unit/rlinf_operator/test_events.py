@@ -147,17 +147,18 @@ def test_the_log_has_a_line_for_each_condition_that_moved(lines):
 def test_the_log_says_of_a_pod_that_is_made_whose_place_it_takes_and_of_one_that_is_deleted_why(lines):
     world = ppo_job().world().created().all_ready()
     first = world.pods["math-sim-0-a1"]
-    events.log_made(world.observed(), first)
+    events.PodLog(world.observed()).made(first)
     world.exited("math-sim-0-a1", 1, reason="OOMKilled")
     second = {"metadata": {**first["metadata"], "name": "math-sim-0-a2"}}
     second["metadata"]["labels"] = {**first["metadata"]["labels"], "rlinf.io/attempt": "2"}
-    events.log_made(world.observed(), second)
+    events.PodLog(world.observed()).made(second)
     driver = world.pods["math-driver-a1"]
     labels = {**driver["metadata"]["labels"], "rlinf.io/attempt": "3"}
     world.ended_by_kubelet("math-driver-a1", reason="Evicted", message="")
-    events.log_made(world.observed(), {"metadata": {**driver["metadata"], "name": "math-driver-a3", "labels": labels}})
-    events.log_deleted(world.observed(), DeletePod(name="math-sim-0-a1", uid="pod-2", why="gone"))
-    events.log_deleted(world.observed(), DeletePod(name="x", uid="unknown", why="gone"))
+    log = events.PodLog(world.observed())
+    log.made({"metadata": {**driver["metadata"], "name": "math-driver-a3", "labels": labels}})
+    log.deleted(DeletePod(name="math-sim-0-a1", uid="pod-2", why="gone"))
+    log.deleted(DeletePod(name="x", uid="unknown", why="gone"))
     job = {"job": "team/math"}
     ended = "takes the place of math-sim-0-a1 (Failed, OOMKilled, exit code 1)"
     assert lines() == [
