@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from rlinf_operator.clients.scheduler import Scheduler
 from rlinf_operator.manifests import config
 from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.reconcile import creating, events, outcome
-from rlinf_operator.reconcile.creating import PodsMade
+from rlinf_operator.reconcile.creating import Makers, PodsMade
 from rlinf_operator.reconcile.events import PodLog
 from rlinf_operator.reconcile.outcome import Answers
 from rlinf_operator.reconcile.state import Decision, DeletePod, Observed
@@ -61,6 +61,7 @@ class Clients:
     clock: Callable[[], datetime]
     recorder: EventRecorder
     queues: Providers | None = None
+    makers: Makers = field(default_factory=Makers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,7 @@ async def _create_children(
             if await _create(clients.store, pod, observed):
                 log.made(pod)
 
-        made = await creating.make(pods, create, rest=later)
+        made = await creating.make(pods, create, makers=clients.makers, rest=later)
     return _answers(decision, made, no_room=no_room)
 
 

@@ -10,16 +10,18 @@ be refused as well, each with a call.
 
 | a create says | follows |
 |---|---|
-| made | one more at once, up to AT_ONCE: 1, 2, 4, ... in each round trip |
+| made | one more at once, up to AT_ONCE and to the job's share of TOGETHER: 1, 2, 4, ... in each round trip |
 | a full quota, a busy API server, a namespace that goes | no other is tried |
 | anything else: a webhook, a template that is wrong | no other of its pool is tried, as they have one template |
 
-A pass makes so many that no other job waits long for it (decide.py); the rest are for the next one.
+A pass makes so many that no other job waits long for it (decide.py), and for PASS_S at most; the rest are for the next
+one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,31 @@ from rlinf_operator.manifests.metadata import Manifest
 
 AT_ONCE: Final = 16
 """Pods of one job on their way at once. 16: a third of the connections, so that no job has them all."""
+TOGETHER: Final = 32
+"""Pods of all jobs on their way at once, shared alike by those that make some. 32: two thirds of the connections, so
+that no read and no status waits for one; a small API server is busy with fewer."""
+PASS_S: Final = 10.0
+"""A pass makes pods for no longer, and leaves the rest to the next one: a small share of a slow API server is a pod a
+second, and meanwhile nobody looks at the job."""
+
+
+class Makers:
+    """Jobs that make pods at this moment. Each has the same share, or one of thousands would take from ten small ones
+    beside it as much as it has pods on their way: they would wait for it, and it not for them."""
+
+    def __init__(self) -> None:
+        self._jobs = 0
+
+    @property
+    def share(self) -> int:
+        """Pods of one job on their way at once."""
+        return max(1, min(AT_ONCE, TOGETHER // max(1, self._jobs)))
+
+    def __enter__(self) -> None:
+        self._jobs += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._jobs -= 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,16 +78,37 @@ class PodsMade:
 
 
 async def make(
-    pods: Sequence[Manifest], create: Callable[[Manifest], Awaitable[None]], *, rest: Sequence[str] = ()
+    pods: Sequence[Manifest],
+    create: Callable[[Manifest], Awaitable[None]],
+    *,
+    makers: Makers,
+    rest: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> PodsMade:
     """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more. `rest`: names of
     those that the next pass makes."""
+    with makers:
+        return await _make(pods, create, makers=makers, rest=rest, clock=clock)
+
+
+async def _make(
+    pods: Sequence[Manifest],
+    create: Callable[[Manifest], Awaitable[None]],
+    *,
+    makers: Makers,
+    rest: Sequence[str],
+    clock: Callable[[], float],
+) -> PodsMade:
     made = PodsMade(rest=list(rest))
     waiting, under_way = deque(pods), dict[asyncio.Task[None], Manifest]()
     window, stopped, broken_pools, bug = 1, False, set[str](), None
+    ends_at = clock() + PASS_S
     try:
         while under_way or (waiting and not stopped):
-            while waiting and not stopped and len(under_way) < window:
+            if clock() >= ends_at:
+                made.rest = [*map(_name, waiting), *made.rest]
+                waiting.clear()
+            while waiting and not stopped and len(under_way) < min(window, makers.share):
                 pod = waiting.popleft()
                 if _pool(pod) in broken_pools:
                     made.untried.append(_name(pod))

@@ -1,6 +1,8 @@
 """Pods of one job are made in slow start, with a bound, and nobody is asked again by what would hear the same."""
 
 import asyncio
+import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from rlinf_api.errors import ClusterBusy, InvariantBroken, RLinfError
 from rlinf_operator.clients.api_errors import NamespaceTerminating
 from rlinf_operator.reconcile import creating
-from rlinf_operator.reconcile.creating import AT_ONCE, make
+from rlinf_operator.reconcile.creating import AT_ONCE, TOGETHER, Makers, make
 
 QUOTA = RLinfError("pods are forbidden: exceeded quota: team")
 
@@ -40,13 +42,15 @@ class Server:
         if (error := self.refuses(name)) is not None:
             raise error
 
-    async def rounds(self, task):
-        """How many were under way in each round trip."""
-        found = []
+    async def rounds(self, task, look=lambda asked: None):
+        """How many were under way in each round trip. `look` is told of which pods."""
+        found, told = [], 0
         while not task.done():
             for _ in range(10):
                 await asyncio.sleep(0)
             if self._waiting:
+                look(self.asked[told:])
+                told = len(self.asked)
                 found.append(len(self._waiting))
                 gates, self._waiting = self._waiting, []
                 for gate in gates:
@@ -56,7 +60,7 @@ class Server:
 
 
 async def run(server, manifests, *, rest=()):
-    task = asyncio.create_task(make(manifests, server.create, rest=rest))
+    task = asyncio.create_task(make(manifests, server.create, makers=Makers(), rest=rest))
     rounds = await server.rounds(task)
     return await task, rounds
 
@@ -69,10 +73,44 @@ async def test_each_round_trip_makes_twice_as_many_up_to_the_bound():
     assert (made.refused, made.untried, made.rest) == ({}, [], [])
 
 
+async def test_jobs_that_make_pods_at_once_have_the_same_share_and_a_large_one_waits_as_long_as_small_ones_do():
+    server, makers = Server(), Makers()
+    sizes = {"large": 120, **{f"small{n}": 10 for n in range(15)}}
+    jobs = {
+        job: asyncio.create_task(make(pods(size, job), server.create, makers=makers)) for job, size in sizes.items()
+    }
+    everything = asyncio.gather(*jobs.values())
+    rounds, when = [], {}
+
+    def look(asked):
+        rounds.append(Counter(name.split("-")[0] for name in asked))
+        when.update({job: len(rounds) for job, task in jobs.items() if not task.done()})
+
+    await server.rounds(everything, look=look)
+    await everything
+    smalls = max(when[job] for job in sizes if job != "large")
+    assert max(sum(asked.values()) for asked in rounds) <= TOGETHER
+    assert max(asked["large"] for asked in rounds[:smalls]) == TOGETHER // 16, "16 jobs: two pods each"
+    assert smalls == 6, "1, then 2 in each round trip"
+    assert max(asked["large"] for asked in rounds[smalls:]) == AT_ONCE, "alone it has what a job may have"
+
+
 async def test_a_pass_leaves_what_is_above_its_bound_to_the_next():
     server = Server()
     made, _ = await run(server, pods(3), rest=("sim-3", "sim-4"))
     assert (len(server.asked), made.rest) == (3, ["sim-3", "sim-4"])
+
+
+async def test_a_pass_that_is_served_slowly_leaves_what_it_has_no_time_for_to_the_next():
+    server, seconds = Server(), itertools.count(step=2.0)  # a look at the clock each round trip
+    task = asyncio.create_task(
+        make(pods(100), server.create, makers=Makers(), rest=("sim-100",), clock=lambda: next(seconds))
+    )
+    rounds = await server.rounds(task)
+    made = await task
+    assert rounds == [1, 2, 4, 8], "until PASS_S are over"
+    assert made.rest == [f"sim-{n}" for n in range(15, 101)]
+    assert (made.refused, made.untried) == ({}, [])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +157,7 @@ async def test_a_pool_that_is_refused_holds_up_no_other():
 @pytest.mark.parametrize("bug", [KeyError("labels"), InvariantBroken("no such kind")])
 async def test_a_bug_is_raised_when_nothing_is_under_way_any_more(bug):
     server = Server(lambda name: bug if name == "sim-3" else None)
-    task = asyncio.create_task(make(pods(50), server.create))
+    task = asyncio.create_task(make(pods(50), server.create, makers=Makers()))
     await server.rounds(task)
     with pytest.raises(type(bug)):
         await task
@@ -128,7 +166,7 @@ async def test_a_bug_is_raised_when_nothing_is_under_way_any_more(bug):
 
 async def test_a_pass_that_is_cancelled_leaves_no_create_behind():
     server = Server()
-    task = asyncio.create_task(make(pods(50), server.create))
+    task = asyncio.create_task(make(pods(50), server.create, makers=Makers()))
     for _ in range(5):
         await asyncio.sleep(0)
     assert server.asked
@@ -139,5 +177,5 @@ async def test_a_pass_that_is_cancelled_leaves_no_create_behind():
 
 
 async def test_nothing_to_make_is_no_call():
-    made = await creating.make([], Server().create)
+    made = await creating.make([], Server().create, makers=Makers())
     assert (made.refused, made.untried, made.rest) == ({}, [], [])
