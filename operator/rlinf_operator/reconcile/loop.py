@@ -42,6 +42,7 @@ from rlinf_operator.settings import DEFAULTS, OperatorSettings
 logger = logging.getLogger(__name__)
 WORKERS = 24  # passes at once: each spends its time waiting for the API server, at 0.1 s a call when it is busy
 GOOD_NEWS_S = 1.0  # at most: how late the start of a pod is seen where more jobs want passes than can be had
+GOOD_NEWS_S_PER_POD = 0.001  # how late it is in any case: a pass over so many pods takes a tenth of that, for all jobs
 FINISHED_S = 2.0  # how late a finished job's leftovers are seen to
 FINISHED_PER_S = 1.0  # passes of the resync, each a GET
 TOO_MANY_SILENT = 3  # at once, and more than a third: nodes do not die so, but the operator's way to them does
@@ -79,6 +80,8 @@ class _Pace:
     progress_written_at: float | None = None
     finished: bool = False
     passed_at: float = 0.0
+    pods: int = 0
+    """That the last pass saw."""
     left_status_uid: str = ""
     """Uid of a job a pass over which left its status to the next: once, or a plan of no use would never be told of."""
     going_uid: str = ""
@@ -137,9 +140,11 @@ class Reconciler:
     def child_changed(self, key: JobKey, *, can_wait: bool = False) -> None:
         """A pod, a plan, ... of this job. A finished job has time: its pods go one by one, and each would be a pass.
         So would be the starts of a gang's pods: what `can_wait` waits once more as long as jobs wait for their pass
-        anyway. One that no pass has met, or that is gone, is none: that a job is there is said by its own event."""
+        anyway, and longer the larger the job. One that no pass has met, or that is gone, is none: that a job is there
+        is said by its own event."""
         if (memory := self._memory.get(key)) is not None:
-            patience_s = min(GOOD_NEWS_S, self._queue.lag_s) if can_wait else 0.0
+            good_news_s = max(GOOD_NEWS_S_PER_POD * memory.pods, min(GOOD_NEWS_S, self._queue.lag_s))
+            patience_s = good_news_s if can_wait else 0.0
             self._queue.add(key, after_s=FINISHED_S if memory.finished else patience_s)
 
     def look_at(self, namespace: str) -> None:
@@ -177,7 +182,7 @@ class Reconciler:
         if memory.going_uid == observed.job.uid and (left_s := memory.quiet_until - time.monotonic()) > 0:
             self.enqueue(key, after_s=left_s)  # each object that goes wakes this job, whose writes are refused
             return Applied()
-        memory.finished = conditions.is_finished(observed.status.conditions)
+        memory.finished, memory.pods = conditions.is_finished(observed.status.conditions), len(observed.pods)
         self._follow_driver(observed)
         observed = self._unless_cut_off(_silent_since_it_runs(observed, memory))
         may_leave_status = not observed.status.attempt and memory.left_status_uid != observed.job.uid

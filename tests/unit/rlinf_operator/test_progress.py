@@ -171,3 +171,18 @@ async def test_good_news_of_pods_waits_as_long_as_passes_wait_anyway_and_a_secon
     assert queue._due[KEY] <= queue._now() + loop.GOOD_NEWS_S
     cluster.reconciler.child_changed(KEY)
     assert cluster.reconciler.overdue()[0] == 1  # what cannot wait does not
+
+
+async def test_good_news_of_a_large_jobs_pods_waits_the_longer_as_each_pass_over_it_keeps_all_others_waiting():
+    cluster = Cluster()
+    await cluster.apply(ppo_job())
+    await cluster.settle()
+    queue, memory = cluster.reconciler._queue, cluster.reconciler._memory[KEY]
+    assert memory.pods == 4, "as the last pass saw"
+    memory.pods = 2000
+    queue._due.clear()
+    now = queue._now()
+    cluster.reconciler.child_changed(KEY, can_wait=True)
+    assert 2.0 <= queue._due[KEY] - now < 2.0 + loop.GOOD_NEWS_S
+    cluster.reconciler.child_changed(KEY)
+    assert cluster.reconciler.overdue()[0] == 1  # what cannot wait does not
