@@ -4,7 +4,8 @@
     driver:                 every commit is saved, where a gang's rank is there
     successor:                               its hello: "come again" ──> welcomed
 
-A pod may go when its successor's agent is there. One with ranks of a gang that ends steps may go when, besides, a
+A pod may go when its successor's agent is there, that is, keeps coming: one that is not heard any more has died before
+its turn, and the next attempt is waited for. One with ranks of a gang that ends steps may go when, besides, a
 checkpoint has been written since, and together with the others of that kind: so its gang is formed anew once, and makes
 nothing again but what was done while the last file was closed. Where no successor comes in time the agent ends by
 itself, behind the last of these checkpoints.
@@ -34,7 +35,9 @@ from rlinf_worker.driver.sessions import Refuse
 class _Leaver:
     attempt: int  # of the pod
     until: float  # by the job's clock: from then on its agent ends by itself
-    successor: str = ""  # the pod that has come for its place
+    successor: str = ""  # the pod that comes for its place
+    successor_attempt: int = 0
+    came_at: float = 0.0  # the last time
     saved: PolicyVersion | None = None  # the newest checkpoint by then
 
 
@@ -67,8 +70,10 @@ class HandOver:
         leaver = self._leavers.get(key)
         if leaver is None or hello.attempt <= leaver.attempt:
             return
-        if not leaver.successor:
-            leaver.successor, leaver.saved = hello.pod, self._newest
+        if hello.attempt >= leaver.successor_attempt:
+            if leaver.successor != hello.pod:
+                leaver.successor, leaver.saved = hello.pod, self._newest
+            leaver.successor_attempt, leaver.came_at = hello.attempt, self._job.clock()
         self.settle()
         if key in self._leavers:
             pod = self._job.members.pods[key].pod
@@ -82,6 +87,10 @@ class HandOver:
             if pod is None or not pod.attached or pod.attempt != leaver.attempt or now > leaver.until:
                 del self._leavers[key]
                 self.outcomes["EndedBefore"] += 1
+            elif leaver.successor and now - leaver.came_at > self._job.settings.limits.agent_dead_after_s:
+                text = f"pod {leaver.successor}, which came for the place of {pod.pod}, is not heard any more"
+                self._job.event("leaving", f"{text}; another is waited for", pod=pod.pod)
+                leaver.successor = ""
         if self._job.ending:
             return  # its last checkpoint is written, by these among others
         ranks = [key for key in self._leavers if self._holds_rank(key)]

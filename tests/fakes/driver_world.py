@@ -244,9 +244,10 @@ class World:
         """Its agent is told to end; another attempt of the pod is made beside it (`successor`)."""
         self.agents[(pool, ordinal)].tell(leaving=agents_pb2.Leaving(within_s=within_s))
 
-    def successor(self, pool: str, ordinal: int = 0) -> None:
+    def successor(self, pool: str, ordinal: int = 0, *, attempt: int = 0) -> None:
+        """`attempt`: the next one, where it is not said."""
         old = self.agents[(pool, ordinal)]
-        self.coming.append(SimAgent(self, old.key, attempt=old.attempt + 1))
+        self.coming.append(SimAgent(self, old.key, attempt=attempt or old.attempt + 1))
 
     def _come(self) -> None:
         """Those that are welcomed take their places; who was there before has ended by then."""

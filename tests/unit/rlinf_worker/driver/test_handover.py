@@ -39,6 +39,11 @@ def world(monkeypatch):
     return made
 
 
+def heard(world):
+    for agent in world.agents.values():
+        agent.tell(heartbeat={})
+
+
 async def until_step(world, number):
     await world.run_until(lambda: world.driver.job.ledger.committed >= number)
 
@@ -88,8 +93,7 @@ async def test_who_has_no_successor_in_time_is_lost_as_ever_behind_its_last_step
     world.evict(*ACTOR, within_s=5.0)
     await until_step(world, 6)
     world.clock.now += 6.0
-    for agent in world.agents.values():
-        agent.tell(heartbeat={})
+    heard(world)
     world.driver.tick()
     assert (world.agents[ACTOR].may_leave, world.driver.handover.outcomes) == (False, {"EndedBefore": 1})
     assert not world.driver.handover.wants_checkpoint
@@ -112,6 +116,45 @@ async def test_a_successor_that_comes_between_two_checkpoints_waits_for_the_next
     assert not world.agents[ACTOR].may_leave
     await world.run()
     assert [step for _, step in steps_of(world)] == list(range(1, 41))
+
+
+async def test_a_successor_that_dies_before_its_turn_is_waited_for_no_longer_but_the_next_one(world):
+    world = world()
+    await until_step(world, 3)
+    world.evict(*ACTOR)
+    world.successor(*ACTOR)
+    world._come()
+    assert world.driver.handover._leavers[ACTOR].successor == "j-gpu-0-a2"
+    world.coming.clear()
+    world.clock.now += world.driver.job.settings.limits.agent_dead_after_s + 0.1
+    heard(world)
+    world.driver.tick()
+    assert world.said[-1] == (
+        "leaving",
+        "pod j-gpu-0-a2, which came for the place of j-gpu-0-a1, is not heard any more; another is waited for",
+    )
+    await until_step(world, 7)
+    old = world.agents[ACTOR]
+    assert not may_leave(old), "steps are saved, and nobody is there who could go on"
+    assert world.driver.handover.outcomes == {}
+    world.successor(*ACTOR, attempt=3)
+    await world.run()
+    assert may_leave(old)
+    assert world.driver.handover.outcomes == {"HandedOver": 1}
+    assert [step for _, step in steps_of(world)] == list(range(1, 41)), "nothing is made again"
+    assert [text for kind, text in world.said if kind == "pod-lost"] == [
+        "pod j-gpu-0-a1 has handed its work over to j-gpu-0-a3"
+    ]
+
+
+async def test_an_earlier_successor_that_still_comes_does_not_stand_for_the_one_after_it(world):
+    world = world()
+    await until_step(world, 3)
+    world.evict(*ACTOR)
+    for attempt in (3, 2):
+        world.successor(*ACTOR, attempt=attempt)
+        world._come()
+    assert world.driver.handover._leavers[ACTOR].successor == "j-gpu-0-a3"
 
 
 async def test_without_a_place_for_checkpoints_the_successor_is_enough(world):
