@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -161,6 +162,7 @@ class Recorder:
         self._waited_until = float("-inf")  # the end of the last wait for data
         self._gaps: list[tuple[float, float]] = []  # before it: what no wait that has ended is of
         self._taken = (-1, -1)  # branch and step of what was taken last
+        self._counted: Counter[End] = Counter()  # what was taken of that step
         self.seconds: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.exclusive: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self.instrument_s = 0.0
@@ -240,11 +242,12 @@ class Recorder:
             number = self._ends[on] = len(self._ends)
         return number or 0
 
-    def took(self, step: int, branch: int) -> None:
+    def took(self, step: int, branch: int, on: End) -> None:
         """Something of the step has come to this worker's hand. Of each item, so it looks at the newest step alone."""
         if self._taken != (branch, step):
             self._taken = branch, step
-            self.sums.took(step, branch, at=self._clock())
+            self._counted = self.sums.took(step, branch, at=self._clock())
+        self._counted[on] += 1
 
     def released(self, channel: str, step: int, branch: int) -> None:
         """A unit of the step was handed on."""

@@ -10,6 +10,7 @@ Not for: whose time a moment was, which is the account's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ KEPT: Final = 128
 """Release times of a channel and step that are told, 1 KB of message: the slowest 1% of 10,000 units is one of them."""
 CHANNELS: Final = 64  # that one role puts into; a plan names no more
 STEPS: Final = 16  # that are open at once: more than any staleness in use
+COUNTED_STEPS: Final = 1024  # the same, of which what was taken is counted: more than any staleness that a job may have
 
 
 class End(NamedTuple):
@@ -147,6 +149,8 @@ class Summed:
     """By what they were: load, offload, publish."""
     releases: dict[str, ReleaseTimes] = field(default_factory=dict)
     """By channel, from the moment on at which the worker took the first thing of the step."""
+    went: dict[End, int] = field(default_factory=dict)
+    """What was taken and handed on of the step, by the channel's end, however far ahead of the step."""
 
 
 class Sums:
@@ -154,6 +158,7 @@ class Sums:
         self._batches: dict[float, Batches] = {}
         self._moves: dict[str, Moves] = {}
         self._began: dict[tuple[int, int], float] = {}  # by branch and step
+        self._taken: dict[tuple[int, int], Counter[End]] = {}
         self._releases: dict[tuple[int, int], dict[str, ReleaseTimes]] = {}
 
     def worked(self, seconds: float, amount: Amount) -> None:
@@ -175,11 +180,18 @@ class Sums:
     def moved(self, what: str, seconds: float, nbytes: float) -> None:
         self._moves.setdefault(what, Moves()).add(seconds, nbytes)
 
-    def took(self, step: int, branch: int, *, at: float) -> None:
-        if (branch, step) not in self._began:
-            self._began[branch, step] = at
+    def took(self, step: int, branch: int, *, at: float) -> Counter[End]:
+        """Where what is taken of the step is counted, by end."""
+        age = branch, step
+        if age not in self._began:
+            self._began[age] = at
             if len(self._began) > STEPS:
                 del self._began[min(self._began)]
+        if (counted := self._taken.get(age)) is None:
+            counted = self._taken[age] = Counter()
+            if len(self._taken) > COUNTED_STEPS:
+                del self._taken[min(self._taken)]
+        return counted
 
     def released(self, channel: str, step: int, branch: int, *, at: float, since: float) -> None:
         """`since`: where nothing of the step was taken."""
@@ -194,11 +206,16 @@ class Sums:
 
     def take(self, step: int, branch: int) -> Summed:
         """All of the step, which is over, and of what is made no more; what has begun of the next ones stays."""
-        found = Summed(batches=self._batches, moves=self._moves, releases=self._releases.get((branch, step), {}))
+        age = branch, step
+        releases = self._releases.get(age, {})
+        handed_on = {End(channel, "producer"): found.count for channel, found in releases.items()}
+        found = Summed(
+            batches=self._batches, moves=self._moves, releases=releases, went={**self._taken.get(age, {}), **handed_on}
+        )
         self._batches, self._moves = {}, {}
-        for known in (self._began, self._releases):
-            for age in [age for age in known if age <= (branch, step)]:
-                del known[age]
+        for known in (self._began, self._taken, self._releases):
+            for over in [of for of in known if of <= age]:
+                del known[over]
         return found
 
 

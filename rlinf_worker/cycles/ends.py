@@ -56,7 +56,7 @@ class Inbox(Generic[T]):
         entry, message, _ = self._entries.popleft()
         item = self._item(entry, message)
         self._host.taken()
-        self._host.recorder.took(item.step, item.branch)
+        self._host.recorder.took(item.step, item.branch, self._account.end)
         return item
 
     def _level(self) -> Level:

@@ -116,10 +116,13 @@ class _Role:
     ends: dict[tuple[str, str], _End] = field(default_factory=dict)
     released: dict[str, _Released] = field(default_factory=dict)
     memory: pb.Memory = field(default_factory=pb.Memory)
+    least_comm_s: float = math.inf
+    """Of the workers of one step: what the last of a gang's ranks to come takes, as all others wait for it too."""
 
     def add(self, worker: WorkerId, account: pb.Account) -> None:
         self.workers.add(worker)
         self.accounts += 1
+        self.least_comm_s = min(self.least_comm_s, account.seconds.get("comm", 0.0))
         for kind, stat in self.seconds.items():
             stat.add(account.seconds.get(kind, 0.0))
         self._add(account.batches, account.moves, account.memory)
@@ -130,6 +133,13 @@ class _Role:
             if said.seconds and said.count > 0:
                 weight = said.count / len(said.seconds)
                 self.released.setdefault(said.channel, _Released()).add(said.count, [(s, weight) for s in said.seconds])
+
+    def merge_step(self, step: _Role) -> None:
+        self.merge(step)
+        if step.accounts > 1 and step.least_comm_s > 0:
+            least_s = step.least_comm_s
+            exchange = pb.Moves(what="exchange", count=1, seconds=least_s, seconds_squared=least_s**2)
+            self._add((), (exchange,), pb.Memory())
 
     def merge(self, other: _Role) -> None:
         self.workers |= other.workers
@@ -219,11 +229,21 @@ def _move(said: pb.Moves) -> api.Move:
 
 
 @dataclass(slots=True)
+class _Went:
+    """From one role to another, in one step or several. `items` and `bytes` went in their time; with staleness these
+    are not their units: a role works ahead, on several steps' behind a change of plan, and on none at the end."""
+
+    units: float = 0.0
+    items: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(slots=True)
 class _Step:
     """What has been said of one step so far."""
 
     roles: dict[Pool, _Role] = field(default_factory=dict)
-    routes: dict[Route, tuple[float, float]] = field(default_factory=dict)  # units, bytes
+    routes: dict[Route, _Went] = field(default_factory=dict)
 
     def add(self, placed: PlacedWorker, account: pb.Account, *, topology: Topology) -> None:
         key = placed.role, placed.pod[0]
@@ -232,10 +252,13 @@ class _Step:
         if placed.id in role.workers:
             return  # told again
         role.add(placed.id, account)
+        weights = {weights.channel for weights in topology.weights}
         for traffic in account.traffic:
-            if traffic.items and (route := route_of(topology, traffic.channel, placed.role, traffic.side)):
-                units, nbytes = self.routes.get(route, (0.0, 0.0))
-                self.routes[route] = units + traffic.items, nbytes + traffic.bytes
+            units = traffic.items if traffic.channel in weights else traffic.of_step
+            if (traffic.items or units) and (route := route_of(topology, traffic.channel, placed.role, traffic.side)):
+                went = self.routes.setdefault(route, _Went())
+                went.units, went.items = went.units + units, went.items + traffic.items
+                went.bytes += traffic.bytes
 
 
 class Totals:
@@ -246,17 +269,17 @@ class Totals:
         self.first = self.last = 0
         self.steps = Stat()
         self.roles: dict[Pool, _Role] = {}
-        self._routes: dict[Route, tuple[Stat, Stat]] = {}
+        self._routes: dict[Route, Stat] = {}  # units
+        self._sent: dict[Route, tuple[float, float]] = {}  # items and their bytes
 
     def add(self, step: int, said: _Step, *, seconds: float) -> None:
         self.first, self.last = self.first or step, step
         self.steps.add(seconds)
         for pool, role in said.roles.items():
-            self.roles.setdefault(pool, _Role(slots=role.slots)).merge(role)
-        for route, sums in said.routes.items():
-            stats = self._routes.setdefault(route, (Stat(), Stat()))
-            for stat, value in zip(stats, sums, strict=True):
-                stat.add(value)
+            self.roles.setdefault(pool, _Role(slots=role.slots)).merge_step(role)
+        for route, went in said.routes.items():
+            self._routes.setdefault(route, Stat()).add(went.units)
+            self._add_sent(route, went.items, went.bytes)
 
     def merge(self, later: Totals) -> None:
         """Those of later steps."""
@@ -264,9 +287,13 @@ class Totals:
         self.steps.merge(later.steps)
         for pool, role in later.roles.items():
             self.roles.setdefault(pool, _Role(slots=role.slots)).merge(role)
-        for route, stats in later._routes.items():
-            for stat, more in zip(self._routes.setdefault(route, (Stat(), Stat())), stats, strict=True):
-                stat.merge(more)
+        for route, units in later._routes.items():
+            self._routes.setdefault(route, Stat()).merge(units)
+            self._add_sent(route, *later._sent[route])
+
+    def _add_sent(self, route: Route, items: float, nbytes: float) -> None:
+        before = self._sent.get(route, (0.0, 0.0))
+        self._sent[route] = before[0] + items, before[1] + nbytes
 
     def profile(
         self, job: JobRef, *, key: str, topology: Topology, starts: Mapping[str, Stat], checkpoints: bool = True
@@ -290,11 +317,16 @@ class Totals:
                     producer=route[1],
                     consumer=route[2],
                     units=units.number(of=self.steps.count),
-                    bytes=nbytes.number(of=self.steps.count),
+                    bytes=_times(units.number(of=self.steps.count), nbytes / items if items else 0.0),
                 )
-                for route, (units, nbytes) in sorted(self._routes.items())
+                for route, units in sorted(self._routes.items())
+                for items, nbytes in (self._sent[route],)
             ],
         )
+
+
+def _times(number: api.Number, factor: float) -> api.Number:
+    return api.Number(value=number.value * factor, spread=number.spread * factor, count=number.count)
 
 
 def modes_of(topology: Topology) -> dict[str, Literal["Queue", "Cycle", "Weights"]]:

@@ -170,7 +170,7 @@ class QueueChannel:
             self.into.partials.inherit(unit)
         self.account_in.items += 1
         self.account_in.step = max(self.account_in.step, unit.step)
-        self._host.recorder.took(unit.step, unit.branch)
+        self._host.recorder.took(unit.step, unit.branch, self.account_in.end)
         self.account_in.bytes += nbytes
         self._host.taken()
         return item

@@ -207,14 +207,15 @@ class Accounts:
             instrument_s=account.instrument_s,
             busy_s=account.busy_s,
             busy=[at for stretch in account.busy for at in stretch],
-            traffic=self._traffic(account.waits),
         )
-        self._add(said, recorder.sums.take(commit.step, done[0]))
+        sums = recorder.sums.take(commit.step, done[0])
+        said.traffic.extend(self._traffic(account.waits, sums.went))
+        self._add(said, sums)
         recorder.instrument_s += time.thread_time() - began
         self._host.tell(pb.WorkerMessage(account=said))
 
-    def _traffic(self, waits: Mapping[End, float]) -> list[pb.Traffic]:
-        """Since the last account, of each end at which something was."""
+    def _traffic(self, waits: Mapping[End, float], went: Mapping[End, int]) -> list[pb.Traffic]:
+        """Since the last account, of each end at which something was. `went`: of the step alone, whenever."""
         found = {on: pb.Traffic(channel=on.channel, side=on.side, wait_s=waited) for on, waited in waits.items()}
         for account in self._host.accounts:
             items, nbytes = self._told.get(account.end, (0, 0))
@@ -222,6 +223,8 @@ class Accounts:
                 traffic = found.setdefault(account.end, pb.Traffic(channel=account.channel, side=account.side))
                 traffic.items, traffic.bytes = account.items - items, account.bytes - nbytes
                 self._told[account.end] = account.items, account.bytes
+        for on, items in went.items():
+            found.setdefault(on, pb.Traffic(channel=on.channel, side=on.side)).of_step = items
         return list(found.values())
 
     def _add(self, said: pb.Account, sums: Summed) -> None:

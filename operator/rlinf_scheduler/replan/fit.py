@@ -263,6 +263,8 @@ class _Graph:
     cycles: tuple[_Asked, ...]
     units: Mapping[str, int]
     """Of a step, that the channel of a role carries whose micro-batches it takes."""
+    input_of: Mapping[str, str]
+    """That channel."""
     made: Mapping[str, int]
     """The most that any channel carries from a role."""
     last: str
@@ -296,7 +298,8 @@ class _Graph:
         if reasons := tuple(_not_planned(cycles, feeders)):
             return Unfit(reasons)
         sources = [c for c in queues if not c.producer and c.consumer]
-        units = {c.consumer: max(1, round(c.units.value)) for c in (*sources, *reversed(between))}
+        taken = {c.consumer: c for c in (*sources, *reversed(between))}
+        units = {consumer: max(1, round(c.units.value)) for consumer, c in taken.items()}
         units |= {cycle.back: units[cycle.front] for cycle in cycles if cycle.front in units}
         return cls(
             queues=tuple((c.name, c.producer, c.consumer) for c in between),
@@ -306,12 +309,16 @@ class _Graph:
             weights_bytes=weights.bytes.value / max(1.0, weights.units.value) if weights else 0.0,
             cycles=tuple(cycles),
             units=units,
+            input_of={consumer: c.name for consumer, c in taken.items()},
             made={
                 c.producer: max(1, round(max(o.units.value for o in between if o.producer == c.producer)))
                 for c in between
             },
             last=last[0],
         )
+
+    def outputs_of(self, name: str) -> tuple[str, ...]:
+        return tuple(channel for channel, producer, _ in self.queues if producer == name)
 
     @property
     def in_cycles(self) -> frozenset[str]:
@@ -370,7 +377,7 @@ class _Work:
         if by_tokens := _by_tokens(found, speeds, lanes=lanes):
             line, variation, tokens = by_tokens
         own = math.fsum(b.units * b.seconds.count for b in _batches(found[-1])) / steps
-        units, times = _units(role.name, graph, own, lanes=lanes)
+        units, times = _units(role.name, graph, found[-1], own, lanes=lanes)
         line, variation = replace(line, per_unit=line.per_unit * times), variation / math.sqrt(times)
         memory = _memory(role, found)
         said = []
@@ -382,7 +389,7 @@ class _Work:
                 said.append(f"the load of {role.name}")
         sync = ZERO
         if gang:
-            line, sync = _exchanges(found[-1], line, speeds, bytes=bytes)
+            line, sync = _exchanges(found[-1], line, speeds, bytes=bytes, steps=steps)
         return cls(
             line=line,
             variation=variation,
@@ -443,18 +450,26 @@ def _line(found: Sequence[Sequence[RoleProfile]], speeds: Mapping[str, float], *
     return Line(per_step, line.seconds(1.0) / lanes, line.is_fitted)
 
 
-def _units(name: str, graph: _Graph, own: float, *, lanes: int) -> tuple[int, float]:
+def _units(name: str, graph: _Graph, parts: Sequence[RoleProfile], own: float, *, lanes: int) -> tuple[int, float]:
     """What a role works on, of a step, and how many of the units that it says it does one of these is. They are those
     of its channel; an engine's that makes several of each are what it makes, as each takes a lane. `own`: the units
-    that it says, of a step."""
+    that it says, in the time of a step, as what went through its channels is of that time."""
     units = graph.units.get(name, 1)
     if name in graph.in_cycles or not own:
         return units, 1.0
+    went = _went(parts, graph.input_of.get(name, ""), "consumer") or units
     made = graph.made.get(name, units)
-    if lanes and abs(math.log(own / made)) < abs(math.log(own / units)):
-        units = made
-    times = own / units
+    if lanes:
+        went_out = max((_went(parts, channel, "producer") for channel in graph.outputs_of(name)), default=0.0) or made
+        if abs(math.log(own / went_out)) < abs(math.log(own / went)):
+            units, went = made, went_out
+    times = own / went
     return units, times if max(times, 1 / times) >= OTHER else 1.0
+
+
+def _went(parts: Sequence[RoleProfile], channel: str, side: str) -> float:
+    """Units at this end, of all workers, in the time of a step."""
+    return math.fsum(e.units * p.workers for p in parts for e in p.ends if e.channel == channel and e.side == side)
 
 
 def _by_tokens(
@@ -601,10 +616,16 @@ def _reversed_bits(number: int) -> int:
 
 
 def _exchanges(
-    parts: Sequence[RoleProfile], line: Line, speeds: Mapping[str, float], *, bytes: float
+    parts: Sequence[RoleProfile], line: Line, speeds: Mapping[str, float], *, bytes: float, steps: int
 ) -> tuple[Line, Cost]:
-    """What a round costs beside its work: seen with one rank it is of the round, with several it is of the exchange."""
+    """What a round costs beside its work: seen with one rank it is of the round, with several it is of the exchange.
+    There it is that of the rank that waited least, as what the others wait is the work of the slowest one."""
     world = sum(part.workers for part in parts)
+    least = [(m.seconds, speeds[p.pool]) for p in parts for m in p.moves if m.what == "exchange" and m.seconds.count]
+    if world > 1 and least:
+        rounds_of_step = sum(b.seconds.count for p in parts for b in _batches([p])) / world / steps
+        of_step = fmean(number.value * speed for number, speed in least)
+        return line, Cost(1e3 * of_step / max(1.0, rounds_of_step) * world / (world - 1), by=MEASURED)
     rounds = [
         (
             part.seconds["comm"].value * part.seconds["comm"].count * speeds[part.pool],
@@ -763,7 +784,8 @@ def _cycle(
     front, back = asked.front, asked.back
     parts = [part for part in newest.roles if part.name == front]
     seen = _batches(parts)
-    trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / works[front].units))
+    went = _went(parts, graph.input_of.get(front, ""), "consumer") or works[front].units
+    trips = max(1, round(math.fsum(b.units * b.seconds.count for b in seen) / newest.steps / went))
     cycle = CycleEdge(front, back, trips, Cost(HOP_MS))
     is_fed = any(consumer == front for _, _, consumer in graph.queues)
     if not is_fed and (declared.gathers(specs[front]) or any(b.units > 1 for b in seen)):

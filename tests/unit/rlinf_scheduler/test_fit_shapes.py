@@ -49,6 +49,10 @@ def role(name, *batches, workers=1):
     }  # fmt: skip
 
 
+def end(channel, side, units):
+    return {"channel": channel, "side": side, "units": units, "waitSeconds": number(0.0)}
+
+
 def channel(name, producer, consumer, units, mode="Queue"):
     return {
         "name": name, "mode": mode, "producer": producer, "consumer": consumer,
@@ -245,6 +249,27 @@ def test_a_role_that_goes_over_its_units_twice_takes_twice_as_long_for_each(said
     problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
     assert problem.units["reward"] == 32
     assert problem.role("reward").options[0].per_item_ms.value == pytest.approx(3 * times)
+
+
+def test_who_has_worked_ahead_has_the_units_of_a_step_all_the_same():
+    """At the end of a job with staleness rewards are given for half of a step's samples in the time of one."""
+    rollout = role("rollout", (1, 80.0, 2)) | {"ends": [end("prompts", "consumer", 2), end("samples", "producer", 16)]}
+    reward = role("reward", (1, 3.0, 16)) | {"ends": [end("samples", "consumer", 16)]}
+    roles = [rollout, reward, role("train", (4, 40.0, 1))]
+    problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
+    assert problem.units == {"rollout": 4, "reward": 32, "train": 4}
+    assert [problem.role(n).options[0].per_item_ms.value for n in ("rollout", "reward")] == pytest.approx([80, 3])
+
+
+def test_a_round_costs_what_the_rank_takes_that_waits_least():
+    """Two ranks wait 30 ms a step in the mean, and one of them 4 in two rounds: those of two ranks are half of all."""
+    gang = role("train", (2, 20.0, 4), workers=2)
+    gang["seconds"]["comm"] = number(0.030, 2 * STEPS)
+    gang["moves"] = [{"what": "exchange", "seconds": number(0.004)}]
+    roles = [role("rollout", (1, 80.0, 4)), role("reward", (1, 2.0, 32)), gang]
+    service = fitted(job("rollout", "reward", "train"), profile(roles, chain())).role("train").service
+    assert isinstance(service, InRounds)
+    assert service.sync_ms == Cost(pytest.approx(4.0), by=Provenance.MEASURED)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------

@@ -325,7 +325,7 @@ def test_each_moment_of_waiting_is_of_the_wait_that_ended_first_of_those_that_co
 def test_sums_of_compute_go_with_the_step_and_other_kinds_are_in_none():
     clock = Clock()
     recorder = Recorder(clock=clock)
-    recorder.took(1, 0)
+    recorder.took(1, 0, End("tickets", "consumer"))
     recorder.add("compute", 100.0, 100.5, amount=Amount(units=8, tokens=64))
     recorder.add("compute", 100.5, 100.75)
     recorder.add("comm", 100.5, 102.0, amount=Amount(units=8))
@@ -339,12 +339,15 @@ def test_sums_of_compute_go_with_the_step_and_other_kinds_are_in_none():
 def test_what_is_taken_of_two_steps_in_turn_begins_each_of_them_once():
     clock = Clock()
     recorder = Recorder(clock=clock)
-    for step in (1, 2, 1, 2):
-        recorder.took(step, 0)
+    into = End("tickets", "consumer")
+    for step in (1, 2, 1, 2, 2):
+        recorder.took(step, 0, into)
         clock.now += 1.0
     for step in (1, 2):
         recorder.released("samples", step, 0)
-    assert [recorder.sums.take(step, 0).releases["samples"].evenly() for step in (1, 2)] == [[4.0], [3.0]]
+    sums = [recorder.sums.take(step, 0) for step in (1, 2)]
+    assert [found.releases["samples"].evenly() for found in sums] == [[5.0], [4.0]]
+    assert [found.went[into] for found in sums] == [2, 3]
 
 
 def test_one_release_in_so_many_is_timed_with_the_spans(monkeypatch):

@@ -6,11 +6,13 @@ from hypothesis import given
 
 from rlinf_worker.sums import (
     CHANNELS,
+    COUNTED_STEPS,
     KEPT,
     SIZES,
     STEPS,
     Amount,
     Batches,
+    End,
     Moves,
     ReleaseTimes,
     Sums,
@@ -74,6 +76,21 @@ def test_units_are_released_from_the_first_thing_on_that_was_taken_of_their_step
     assert {channel: found.evenly() for channel, found in second.items()} == {"a": [2.5]}
     assert {channel: found.evenly() for channel, found in third.items()} == {"a": [1.0]}
     assert (sums._began, sums._releases) == ({}, {})
+
+
+def test_what_is_taken_and_handed_on_counts_in_its_own_step_however_far_ahead():
+    sums = Sums()
+    into, out = End("tickets", "consumer"), End("a", "producer")
+    for step, count in ((1, 2), (2, 3)):
+        sums.took(step, 0, at=10.0)[into] += count
+        sums.released("a", step, 0, at=11.0, since=5.0)
+    assert sums.take(1, 0).went == {into: 2, out: 1}
+    sums.took(2, 0, at=12.0)[into] += 1
+    assert sums.take(2, 0).went == {into: 4, out: 1}
+    assert (sums.take(3, 0).went, sums._taken) == ({}, {})
+    for step in range(COUNTED_STEPS + 5):
+        sums.took(step, 0, at=1.0)[into] += 1
+    assert len(sums._taken) == COUNTED_STEPS
 
 
 def test_what_was_made_of_a_dead_branch_is_of_no_step():

@@ -81,6 +81,12 @@ def role(profile: Profile, name: str) -> Any:
     return found
 
 
+def traffic(channel: str, side: str, items: int, *, bytes: int, of_step: int | None = None) -> pb.Traffic:
+    return pb.Traffic(
+        channel=channel, side=side, items=items, bytes=bytes, of_step=items if of_step is None else of_step
+    )
+
+
 def test_times_waits_and_batches_are_means_with_the_spread_of_all_workers_and_steps():
     site = Site(profile_steps=0)  # one report of both
     for step, of_env in ((1, (1.0, 2.0)), (2, (3.0, 6.0))):
@@ -143,19 +149,19 @@ def test_the_graph_has_who_fed_whom_with_how_much_in_a_step():
     site.committed(1)
     for rank, items in ((0, 3), (1, 5)):
         site.heard(f"env/{rank}", 1, traffic=[
-            pb.Traffic(channel="segments", side="consumer", items=items, bytes=items),
-            pb.Traffic(channel="actions", side="producer", items=10 * items, bytes=100 * items),
-            pb.Traffic(channel="actions", side="consumer", items=10 * items, bytes=20 * items),
-            pb.Traffic(channel="trajectories", side="producer", items=items, bytes=1000 * items),
-            pb.Traffic(channel="scores", side="producer", items=1, bytes=2),
+            traffic("segments", "consumer", items, bytes=items),
+            traffic("actions", "producer", 10 * items, bytes=100 * items),
+            traffic("actions", "consumer", 10 * items, bytes=20 * items),
+            traffic("trajectories", "producer", items, bytes=1000 * items),
+            traffic("scores", "producer", 1, bytes=2),
         ])  # fmt: skip
     site.heard("rollout/0", 1, traffic=[
-        pb.Traffic(channel="actions", side="consumer", items=80, bytes=800),
-        pb.Traffic(channel="actions", side="producer", items=80, bytes=160),
+        traffic("actions", "consumer", 80, bytes=800),
+        traffic("actions", "producer", 80, bytes=160),
         pb.Traffic(channel="weights", side="consumer", items=1, bytes=4096),
     ])  # fmt: skip
     site.heard("actor/0", 1, traffic=[
-        pb.Traffic(channel="trajectories", side="consumer", items=8, bytes=8000),
+        traffic("trajectories", "consumer", 8, bytes=8000),
         pb.Traffic(channel="weights", side="producer", items=1, bytes=4096),
     ])  # fmt: skip
     site.committed(2)
@@ -169,6 +175,33 @@ def test_the_graph_has_who_fed_whom_with_how_much_in_a_step():
         ("scores", "Queue", "env", ""): (2, 4),
         ("weights", "Weights", "actor", "rollout"): (1, 4096),
     }
+
+
+def test_a_unit_counts_in_its_own_step_however_far_ahead_of_it_it_went():
+    """With staleness an env has made the last steps' units before: 8 of steps 1 and 2 in the time of step 1."""
+    site = Site(profile_steps=0)
+    for step, items in ((1, 16), (2, 0)):
+        site.committed(step)
+        site.heard("env/0", step, traffic=[traffic("segments", "consumer", items, bytes=10 * items, of_step=8)])
+    site.profiles.end()
+    [profile] = site.profiles.reports
+    [channel] = profile.channels
+    assert (channel.units, channel.bytes) == (Number(value=8, count=2), Number(value=80, count=2))
+    assert role(profile, "env").ends[0].units == 8
+
+
+def test_what_a_gang_takes_beside_its_work_is_what_the_rank_says_that_waited_least():
+    site = Site(profile_steps=0)
+    for step, seconds in ((1, (0.25, 1.5)), (2, (2.0, 0.75))):
+        site.committed(step)
+        for rank, comm in enumerate(seconds):
+            site.heard(f"env/{rank}", step, seconds={"comm": comm})
+        site.heard("rollout/0", step, seconds={"comm": 1.0})
+    site.profiles.end()
+    [profile] = site.profiles.reports
+    [exchange] = role(profile, "env").moves
+    assert (exchange.what, exchange.seconds.value, exchange.seconds.count) == ("exchange", 0.5, 2)
+    assert role(profile, "rollout").moves == [], "one rank waits for nobody"
 
 
 def test_release_times_stand_for_as_many_units_as_they_were_chosen_of():

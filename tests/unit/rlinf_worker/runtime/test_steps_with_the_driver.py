@@ -222,7 +222,8 @@ class TestAccounts:
         into, out = (Account(channel="samples", side=side, recorder=recorder) for side in ("consumer", "producer"))
         rank.host.accounts, rank.host.memory = [into, out], lambda: MemoryUse(resident=5, peak=7, offloaded=1)
         into.items, into.bytes = 3, 300
-        recorder.took(3, 0)
+        recorder.took(3, 0, into.end)
+        recorder.took(4, 0, into.end)
         recorder.add("wait_data", 101.0, 104.0, on=into.end)
         recorder.add("wait_data", 104.0, 104.5, on=End())
         recorder.add("compute", 105.0, 106.0, amount=Amount(units=3, tokens=12))
@@ -232,7 +233,9 @@ class TestAccounts:
         rank.host.now = 110.0
         (account,) = self.commit(rank, 3, time=110.0)
         assert list(account.traffic) == [
-            pb.Traffic(wait_s=0.5), pb.Traffic(channel="samples", side="consumer", wait_s=3.0, items=3, bytes=300),
+            pb.Traffic(wait_s=0.5),
+            pb.Traffic(channel="samples", side="consumer", wait_s=3.0, items=3, bytes=300, of_step=1),
+            pb.Traffic(channel="results", side="producer", of_step=1),
         ]  # fmt: skip
         assert list(account.batches) == [
             pb.Batches(size=3, count=1, units=3, tokens=12, seconds=1.0, seconds_squared=1.0, tokens_squared=144,
@@ -245,7 +248,7 @@ class TestAccounts:
         into.items, out.items = 7, 2
         (account,) = self.commit(rank, 4, time=110.0)
         assert list(account.traffic) == [
-            pb.Traffic(channel="samples", side="consumer", items=4),
+            pb.Traffic(channel="samples", side="consumer", items=4, of_step=1),
             pb.Traffic(channel="samples", side="producer", items=2),
         ]
         assert (list(account.batches), list(account.moves), list(account.releases)) == ([], [], [])

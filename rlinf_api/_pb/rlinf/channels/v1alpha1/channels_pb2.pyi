@@ -710,6 +710,7 @@ class Traffic(_message.Message):
     SIDE_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    OF_STEP_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     """empty: waits that are for no channel, such as for the next turn"""
@@ -717,6 +718,8 @@ class Traffic(_message.Message):
     """producer | consumer"""
     items: _builtins.int
     bytes: _builtins.int
+    of_step: _builtins.int
+    """of a queue or a cycle: how many were of this very step, those that went before it began included"""
     wait_s: _builtins.float
     """part of `seconds` of kind wait_data: for room (producer) or for an item (consumer)"""
     def __init__(
@@ -726,11 +729,12 @@ class Traffic(_message.Message):
         side: _builtins.str = ...,
         items: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        of_step: _builtins.int = ...,
         wait_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "channel", b"channel", "items", b"items", "side", b"side", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "channel", b"channel", "items", b"items", "of_step", b"of_step", "side", b"side", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
