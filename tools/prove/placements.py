@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from rlinf_api import plan_rules
@@ -24,7 +24,7 @@ from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
 from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.simulate import simulate
-from rlinf_scheduler.replan.evidence import steps_of
+from rlinf_scheduler.replan.evidence import own_of, steps_of
 from rlinf_scheduler.replan.fit import Fit, fit
 from tools.prove import runs, table
 from tools.prove.world import World
@@ -33,7 +33,7 @@ from tools.workloads import entries, job
 ENTRIES: Final = tuple(name for name, entry in sorted(entries().items()) if "drift" not in entry)
 ITEMS: Final = 16
 STEP_S: Final = 1.0  # of the first plan, by the entry's own numbers; a unit costs the runtime 1 ms of CPU a hop
-PROFILED, STEPS, WARM = 30, 12, 3
+PROFILED, STEPS, WARM = 30, 16, 3
 BEST, DRAWN = 5, 2
 ALIKE: Final = 0.03  # placements that the simulator says take as long are one
 RUN_S: Final = 240.0
@@ -49,14 +49,18 @@ def one(seed: int, *, time_scale: float) -> dict[str, Any]:
     if isinstance(initial(asked, job=JobRef(name=name, uid="u")), Infeasible):
         return {**line, "fits": False}
     own = runs.run(manifest, timeout_s=RUN_S)
-    fitted = fit(asked, own.profiles, plan=own.plans[-1])
+    profiles = own.profiles[:-1]  # the last one is of the job's end, where who works ahead has nothing left to do
+    revision = profiles[-1].revision
+    in_force = next(plan for plan in own.plans if plan.revision == revision)
+    fitted = fit(asked, profiles, plan=in_force)
     if not isinstance(fitted, Fit):
         return {**line, "ok": False, "why": str(fitted)}
     manifest["spec"]["flow"]["steps"] = STEPS
     # How far the simulator is off under the plan that was in force last, as a decision takes it into account.
-    newest = [p for p in own.profiles if p.revision == own.profiles[-1].revision]
-    current = spec.read(fitted.problem, next(p for p in own.plans if p.revision == newest[-1].revision), asked)
+    newest = own_of(profiles, revision)
+    current = spec.read(fitted.problem, in_force, asked)
     off = 1e3 * steps_of(newest).mean / simulate(fitted.problem, current).period_ms
+    line |= {"in_force": words.describe(fitted.problem, current), "off": round(off, 3)}
     for plan, candidate in _placements(fitted.problem, asked, seed):
         predicted = simulate(fitted.problem, candidate).period_ms * off
         try:
@@ -66,10 +70,12 @@ def one(seed: int, *, time_scale: float) -> dict[str, Any]:
         if went.is_void:
             line["void"] += 1
             continue
-        took = 1e3 * median(went.seconds[WARM:])
+        # With staleness long and short steps follow each other: whole patterns of them.
+        seconds = went.seconds[WARM:]
+        took = 1e3 * fmean(seconds[len(seconds) % (fitted.problem.staleness + 1) :])
         line["rows"].append(
             {"plan": words.describe(fitted.problem, candidate), "predicted": round(predicted, 1),
-             "measured": round(took, 1), "busy": round(went.busy, 2)}
+             "measured": round(took, 1), "busy": round(went.busy, 2), "seconds": [round(s, 3) for s in went.seconds]}
         )  # fmt: skip
     return line
 
@@ -118,6 +124,8 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
             errors.append(abs(off))
             said = f"{row['predicted']:.0f} | {row['measured']:.0f} | {off:+.1%} | {row['busy']:.0%}"
             print(f"| {line['name']} | {row['plan']} | {said} |")
+        if "off" in line:
+            print(f"| {line['name']} | {line['in_force']}, in force as it was measured | x {line['off']} | | | |")
         if len(line["rows"]) > 1:
             chosen, *others = (row["measured"] for row in line["rows"])
             regrets.append(max(0.0, chosen / min(chosen, *others) - 1))

@@ -30,6 +30,12 @@ class StepTimes:
         return StepTimes(self.count, mean, self.spread * mean / self.mean if self.mean else 0.0)
 
 
+def own_of(profiles: Sequence[Profile], revision: int) -> tuple[Profile, ...]:
+    """Of this plan, without the report in which it warmed up."""
+    found = tuple(p for p in profiles if p.revision == revision)
+    return found[1:] if len(found) > 1 and found[0].steps == 1 else found
+
+
 def steps_of(profiles: Sequence[Profile]) -> StepTimes:
     """All steps of these reports.
 

@@ -372,7 +372,7 @@ class _Work:
         lanes = _lanes(role, found[-1])
         gang = declared.is_gang(role, trains=trains)
         line = _line(found, speeds, lanes=lanes)
-        variation = _variation(_seen(found[-1], speeds), line, lanes=lanes)
+        variation = _variation([_seen(parts, speeds) for parts in found], line, lanes=lanes)
         tokens = 0.0
         if by_tokens := _by_tokens(found, speeds, lanes=lanes):
             line, variation, tokens = by_tokens
@@ -582,14 +582,21 @@ def _lanes(role: RoleSpec, parts: Sequence[RoleProfile]) -> int:
     return round(most) if most >= OVERLAP else 0
 
 
-def _variation(seen: Sequence[_Seen], line: Line, *, lanes: int) -> float:
-    """Standard deviation of a unit's time over its mean: batches of n units spread as the root of n do."""
-    unit_s = line.per_unit * max(1, lanes)
-    found = [s for s in seen if s.units and s.count >= FEW]
-    count = sum(s.count for s in found)
-    if not count or not unit_s:
-        return 0.0
-    return math.fsum(s.spread / math.sqrt(s.units) * s.count for s in found) / count / unit_s
+def _variation(seen: Sequence[Sequence[_Seen]], line: Line, *, lanes: int) -> float:
+    """Standard deviation of a unit's time over its mean, by all profiles, as a long tail is seldom seen: batches of n
+    units spread as the root of n do. Over the mean of each profile, as a drift of that is no variation."""
+    per_unit = line.per_unit * max(1, lanes)
+    count, squares = 0, 0.0
+    for of_profile in seen:
+        found = [s for s in of_profile if s.units and s.count >= FEW]
+        really = math.fsum(s.seconds * s.count for s in found)
+        expected = math.fsum(((0.0 if lanes else line.per_batch) + per_unit * s.units) * s.count for s in found)
+        if really <= 0 or expected <= 0 or per_unit <= 0:
+            continue
+        unit_s = per_unit * really / expected
+        count += sum(s.count for s in found)
+        squares += math.fsum((s.spread / unit_s) ** 2 / s.units * s.count for s in found)
+    return math.sqrt(squares / count) if count else 0.0
 
 
 def _sizes(variation: float, *, count: int = 64) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.problem import PlanProblem
 from rlinf_scheduler.planner.simulate import Prediction, simulate
-from rlinf_scheduler.replan.evidence import StepTimes, steps_of
+from rlinf_scheduler.replan.evidence import StepTimes, own_of, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
 
 VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
@@ -69,12 +69,8 @@ class Known:
 
     @cached_property
     def own(self) -> tuple[Profile, ...]:
-        """Of the plan in force, without the report in which it warmed up."""
-        return self.own_of(self.plan.revision)
-
-    def own_of(self, revision: int) -> tuple[Profile, ...]:
-        found = tuple(p for p in self.case.profiles if p.revision == revision)
-        return found[1:] if len(found) > 1 and found[0].steps == 1 else found
+        """Of the plan in force."""
+        return own_of(self.case.profiles, self.plan.revision)
 
     @cached_property
     def now(self) -> StepTimes:
@@ -87,7 +83,7 @@ class Known:
 
     def newest_of(self, revision: int) -> tuple[Profile, ...]:
         """Reports, as many as make VERIFIED_STEPS: a plan that drifted is known by the work that it did last."""
-        own, count = self.own_of(revision), 0
+        own, count = own_of(self.case.profiles, revision), 0
         for number, profile in enumerate(reversed(own), 1):
             if (count := count + profile.steps) >= VERIFIED_STEPS:
                 return own[-number:]

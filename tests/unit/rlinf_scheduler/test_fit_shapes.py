@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_api import plan_rules
@@ -259,6 +260,24 @@ def test_who_has_worked_ahead_has_the_units_of_a_step_all_the_same():
     problem = fitted(job("rollout", "reward", "train"), profile(roles, chain()))
     assert problem.units == {"rollout": 4, "reward": 32, "train": 4}
     assert [problem.role(n).options[0].per_item_ms.value for n in ("rollout", "reward")] == pytest.approx([80, 3])
+
+
+def test_how_much_units_differ_is_known_of_all_reports_and_their_drift_is_no_part_of_it():
+    """Of 40 and then of 80 ms, each with a deviation of half; then a report in which the role had nothing to do."""
+
+    def report(ms, count):
+        spans = role("reward", (1, ms, count))
+        for batch in spans["batches"]:
+            batch["seconds"]["spread"] = 5e-4 * ms
+        idle = {**spans, "batches": []} if not count else spans
+        return profile([role("rollout", (1, 80.0, 4)), idle, role("train", (4, 40.0, 1))], chain())
+
+    spec = job("rollout", "reward", "train")
+    for reports in ([report(40.0, 32)], [report(40.0, 32), report(80.0, 32)], [report(40.0, 32), report(0.0, 0)]):
+        found = fit(spec, reports, plan=None)
+        assert isinstance(found, Fit)
+        sizes = [s for step in found.problem.role("reward").all_sizes for s in step]
+        assert np.std(sizes) == pytest.approx(0.5, abs=0.06), len(reports)
 
 
 def test_a_round_costs_what_the_rank_takes_that_waits_least():

@@ -5,6 +5,7 @@ import pytest
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Profile
+from rlinf_scheduler.replan.evidence import own_of
 from rlinf_scheduler.replan.known import Case, Known, PlanRecord, pods_of
 
 ROLES = [{"name": "env", "kind": "my.roles:Role"}, {"name": "actor", "kind": "my.roles:Role"}]
@@ -63,8 +64,8 @@ def test_the_report_in_which_a_plan_warmed_up_does_not_count_and_the_newest_make
     found = known(report(90, revision=2), *(report(last, steps=steps) for last, steps in reports))
     assert [p.last_step for p in found.own] == own
     assert [p.last_step for p in found.newest] == newest
-    assert [p.last_step for p in found.own_of(2)] == [90]
-    assert found.own_of(3) == ()
+    assert [p.last_step for p in own_of(found.case.profiles, 2)] == [90]
+    assert own_of(found.case.profiles, 3) == ()
 
 
 def test_steps_are_all_of_a_plan_until_it_is_settled_and_then_the_newest():
