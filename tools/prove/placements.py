@@ -70,14 +70,24 @@ def one(seed: int, *, time_scale: float) -> dict[str, Any]:
         if went.is_void:
             line["void"] += 1
             continue
-        # With staleness long and short steps follow each other: whole patterns of them.
-        seconds = went.seconds[WARM:]
-        took = 1e3 * fmean(seconds[len(seconds) % (fitted.problem.staleness + 1) :])
+        took = 1e3 * steady(went.seconds, staleness=fitted.problem.staleness)
         line["rows"].append(
             {"plan": words.describe(fitted.problem, candidate), "predicted": round(predicted, 1),
              "measured": round(took, 1), "busy": round(went.busy, 2), "seconds": [round(s, 3) for s in went.seconds]}
         )  # fmt: skip
     return line
+
+
+def steady(seconds: Sequence[float], *, staleness: int) -> float:
+    """The mean step between the first ones, which warm up, and the last ones, in which who works ahead has nothing left
+    to do. With staleness long and short steps follow each other: whole patterns of them.
+
+    >>> steady([9.0, 9.0, 9.0, 8.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 0.5, 0.5, 0.5], staleness=2)
+    2.0
+    """
+    at_once = staleness + 1
+    between = seconds[WARM : len(seconds) - at_once]
+    return fmean(between[len(between) % at_once :])
 
 
 def scale(name: str) -> float:
