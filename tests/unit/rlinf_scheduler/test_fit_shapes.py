@@ -288,7 +288,8 @@ def test_a_round_costs_what_the_rank_takes_that_waits_least():
     roles = [role("rollout", (1, 80.0, 4)), role("reward", (1, 2.0, 32)), gang]
     service = fitted(job("rollout", "reward", "train"), profile(roles, chain())).role("train").service
     assert isinstance(service, InRounds)
-    assert service.sync_ms == Cost(pytest.approx(4.0), by=Provenance.MEASURED)
+    assert service.sync_ms.value == pytest.approx(4.0)
+    assert service.sync_ms.by is Provenance.MEASURED
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
