@@ -132,12 +132,20 @@ def test_schedules_are_summed_up():
 
 # --- placements and whole jobs ----------------------------------------------------------------------------------------
 def test_errors_and_regret_are_of_what_was_measured(capsys):
-    row = {"plan": "a", "predicted": 110.0, "measured": 100.0, "busy": 0.3}
-    line = {"name": "x", "ok": True, "fits": True, "void": 1, "rows": [row, {**row, "plan": "b", "measured": 88.0}]}
+    row = {"rank": 1, "plan": "a", "predicted": 110.0, "measured": 100.0, "busy": 0.3}
+    other = {**row, "rank": 2, "plan": "b", "measured": 88.0}
+    line = {"name": "x", "ok": True, "fits": True, "void": 1, "rows": [row, other]}
     said = placements.summary([line, {**line, "fits": False, "void": 0, "rows": []}])
     assert "| x | a | 110 | 100 | +10.0% | 30% |" in capsys.readouterr().out
     assert said.startswith("2 entries, 1 do not fit, 1 runs void\npredict, 2 placements: off by 17.5% in the median")
     assert "regret, 1 entries: median 13.6% (bar 0), p95 13.6% (bar 5%)" in said
+    without_the_chosen = {**line, "rows": [other, {**other, "rank": 3, "measured": 80.0}]}
+    assert "regret, 1 entries" in placements.summary([line, without_the_chosen])
+
+
+def test_a_step_is_the_mean_of_whole_patterns_between_the_first_and_the_last_ones():
+    seconds = (9.0, 9.0, 9.0, 8.0, 1.0, 2.0, 6.0, 1.0, 2.0, 6.0, 0.5, 0.5, 0.5)
+    assert placements.steady(seconds, staleness=2) == 3.0
 
 
 def test_whole_jobs_are_held_against_the_better_fixed_placement(monkeypatch):
