@@ -136,9 +136,10 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
             off = row["predicted"] / row["measured"] - 1
             errors.append(abs(off))
             said = f"{row['predicted']:.0f} | {row['measured']:.0f} | {off:+.1%} | {row['busy']:.0%}"
-            print(f"| {line['name']} | {row['plan']} | {said} |")
+            print(f"| {line['name']} | {row['plan'].replace(' | ', ' + ')} | {said} |")
         if "off" in line:
-            print(f"| {line['name']} | {line['in_force']}, in force as it was measured | x {line['off']} | | | |")
+            in_force = line["in_force"].replace(" | ", " + ")
+            print(f"| {line['name']} | {in_force}, in force as it was measured | x {line['off']} | | | |")
         took = {row["rank"]: row["measured"] for row in line["rows"]}
         if 1 in took and len(took) > 1:
             regrets.append(took[1] / min(took.values()) - 1)
