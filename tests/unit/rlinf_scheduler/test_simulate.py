@@ -14,6 +14,7 @@ from rlinf_scheduler.planner.candidate import Candidate, Choice, PlannedTurn, Re
 from rlinf_scheduler.planner.problem import (
     Cost,
     CycleEdge,
+    InBatches,
     InLanes,
     InRounds,
     Option,
@@ -358,6 +359,16 @@ def test_a_turn_that_ends_after_so_many_units_comes_back():
     turns = (PlannedTurn("a", (1,), until=2), PlannedTurn("b", (1,)))
     found = candidate(Region((1,), turns), a=whole(1), b=whole(4))
     assert period(problem, found) == 12 + 4 + 2 * (2 + 1)
+
+
+def test_an_engine_leaves_its_slots_with_nothing_under_way_however_long_its_turn():
+    """Two lanes, 6 for each unit: a turn of 2 units goes on to all 4, as one is under way whenever it takes another:
+    10 + 12 + 10 + 4 x 4. One by one it leaves behind every second: 2 x (10 + 6 + 10 + 2 x 4)."""
+    turns = (PlannedTurn("a", (1,), until=2), PlannedTurn("b", (1,)))
+    for service, size, wanted in ((InLanes(lanes=2), 4, 48), (InBatches(), 1, 68)):
+        a = role("a", 3, service=service, load_ms=ms(10), offload_ms=ms(10))
+        found = candidate(Region((1,), turns), a=whole(size), b=whole(4))
+        assert period(job(a, role("b", 4), items=4), found) == wanted
 
 
 def test_the_critical_path_adds_up_to_the_period():

@@ -57,7 +57,8 @@ class SimSlots:
             return
         if worker.busy and not worker.role.lanes and not turn.beside:
             return
-        if worker.is_due() and region.is_wanted(turn):
+        is_at_work = bool(worker.busy and worker.role.lanes)  # an engine asks with nothing under way
+        if worker.is_due() and not is_at_work and region.is_wanted(turn):
             self._settle(region)
             return
         worker.start(worker)
