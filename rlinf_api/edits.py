@@ -180,10 +180,10 @@ def _written_out(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     """Fields of RULES that are looked at as they stand there, and not by what they mean: CEL knows no more."""
     if bool(before.get("roles")) != bool(after.get("roles")):
         yield "spec.roles[*]"
-    old, new = ({p["name"]: set(p.get("roles") or ()) for p in spec.get("pools", ())} for spec in (before, after))
+    old, new = ({p["name"]: set(p.get("roles") or ()) for p in spec["pools"]} for spec in (before, after))
     if any(roles != new[name] for name, roles in old.items() if name in new):
         yield "spec.pools[*].roles"
-    slots = [{p["name"]: _slots(p) for p in spec.get("pools", ())} for spec in (before, after)]
+    slots = [{p["name"]: _slots(p) for p in spec["pools"]} for spec in (before, after)]
     if any(said != slots[1][name] for name, said in slots[0].items() if name in slots[1]):
         yield "spec.pools[*].slots"
 
