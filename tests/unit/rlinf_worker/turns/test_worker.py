@@ -611,6 +611,18 @@ async def test_slots_that_join_a_lease_set_are_held_until_the_next_safe_point(be
     await end(task)
 
 
+async def test_what_it_was_told_in_a_set_that_is_no_more_does_not_count_in_the_next(bench):
+    task, _ = await working(bench)
+    with bench.recorder_span():  # it is at work, and does not let go meanwhile
+        bench.order("end")
+        assert bench.turns.yield_wanted.is_set()
+        bench.turns.on_membership(pb.Membership(lease_set=""))
+        bench.turns.on_membership(pb.Membership(lease_set="all"))
+        assert not bench.turns.yield_wanted.is_set(), "nobody waits there yet"
+        assert bench.said[-1].standing == "holds"
+    await end(task)
+
+
 async def test_who_is_between_two_turns_as_its_slots_join_a_set_leaves_them_by_itself(bench):
     """It has loaded, and will not look at anybody's word before its next turn."""
     bench.turns.on_membership(pb.Membership(lease_set=""))
