@@ -114,7 +114,9 @@ def test_a_cycle_is_two_edges_and_waits_name_what_came(tmp_path):
     assert waits["policy", "cycle-sim-policy", "consumer"] > 0.1
     assert waits["train", "policy-train", "consumer"] > 0.3
     assert train.workers == 2
-    published, started = train.moves
+    exchanged, published, started = train.moves
+    assert (exchanged.what, exchanged.seconds.count) == ("exchange", profile.steps)
+    assert 0 < exchanged.seconds.value <= train.seconds["comm"].value + 1e-9, "of the rank that waited least"
     assert (started.what, started.seconds.count) == ("start", 2)
     assert 0.01 < started.seconds.value < 60
     assert (published.what, published.seconds.count) == ("publish", 2 * profile.steps)
