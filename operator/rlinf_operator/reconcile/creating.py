@@ -14,14 +14,12 @@ be refused as well, each with a call.
 | a full quota, a busy API server, a namespace that goes | no other is tried |
 | anything else: a webhook, a template that is wrong | no other of its pool is tried, as they have one template |
 
-A pass makes so many that no other job waits long for it (decide.py), and for PASS_S at most; the rest are for the next
-one.
+A pass makes so many that no other job waits long for it (decide.py); the rest are for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,9 +36,6 @@ AT_ONCE: Final = 16
 TOGETHER: Final = 32
 """Pods of all jobs on their way at once, shared alike by those that make some. 32: two thirds of the connections, so
 that no read and no status waits for one; a small API server is busy with fewer."""
-PASS_S: Final = 10.0
-"""A pass makes pods for no longer, and leaves the rest to the next one: a small share of a slow API server is a pod a
-second, and meanwhile nobody looks at the job."""
 
 
 class Makers:
@@ -83,12 +78,11 @@ async def make(
     *,
     makers: Makers,
     rest: Sequence[str] = (),
-    clock: Callable[[], float] = time.monotonic,
 ) -> PodsMade:
     """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more. `rest`: names of
     those that the next pass makes."""
     with makers:
-        return await _make(pods, create, makers=makers, rest=rest, clock=clock)
+        return await _make(pods, create, makers=makers, rest=rest)
 
 
 async def _make(
@@ -97,17 +91,12 @@ async def _make(
     *,
     makers: Makers,
     rest: Sequence[str],
-    clock: Callable[[], float],
 ) -> PodsMade:
     made = PodsMade(rest=list(rest))
     waiting, under_way = deque(pods), dict[asyncio.Task[None], Manifest]()
     window, stopped, broken_pools, bug = 1, False, set[str](), None
-    ends_at = clock() + PASS_S
     try:
         while under_way or (waiting and not stopped):
-            if clock() >= ends_at:
-                made.rest = [*map(_name, waiting), *made.rest]
-                waiting.clear()
             while waiting and not stopped and len(under_way) < min(window, makers.share):
                 pod = waiting.popleft()
                 if _pool(pod) in broken_pools:

@@ -1,7 +1,6 @@
 """Pods of one job are made in slow start, with a bound, and nobody is asked again by what would hear the same."""
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -99,18 +98,6 @@ async def test_a_pass_leaves_what_is_above_its_bound_to_the_next():
     server = Server()
     made, _ = await run(server, pods(3), rest=("sim-3", "sim-4"))
     assert (len(server.asked), made.rest) == (3, ["sim-3", "sim-4"])
-
-
-async def test_a_pass_that_is_served_slowly_leaves_what_it_has_no_time_for_to_the_next():
-    server, seconds = Server(), itertools.count(step=2.0)  # a look at the clock each round trip
-    task = asyncio.create_task(
-        make(pods(100), server.create, makers=Makers(), rest=("sim-100",), clock=lambda: next(seconds))
-    )
-    rounds = await server.rounds(task)
-    made = await task
-    assert rounds == [1, 2, 4, 8], "until PASS_S are over"
-    assert made.rest == [f"sim-{n}" for n in range(15, 101)]
-    assert (made.refused, made.untried) == ({}, [])
 
 
 @pytest.mark.parametrize(
