@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from rlinf_api.job import Model
+from rlinf_worker.roles.samples import REWARD
 from rlinf_worker.roles.slot_memory import MemoryConfig
 
 EXACT: Final = "exact"
@@ -39,8 +40,14 @@ class RuleConfig(Model):
 
     @model_validator(mode="after")
     def _is_known(self) -> RuleConfig:
-        if self.function not in (EXACT, REGEX, MATH) and not _OWN.fullmatch(self.function):
+        is_own = _OWN.fullmatch(self.function) is not None
+        if self.function not in (EXACT, REGEX, MATH) and not is_own:
             raise ValueError(f"function {self.function!r} is not known; write exact, regex, math or module:function")
+        if not is_own and (unknown := sorted(self.weights.keys() - {REWARD})):
+            raise ValueError(
+                f"weights names {', '.join(map(repr, unknown))}, and {self.function} has one part, {REWARD!r}; "
+                "leave the others out, or write module:function"
+            )
         if (self.function == REGEX) != bool(self.pattern):
             raise ValueError("pattern goes with function regex, and only with it; write both or neither")
         try:

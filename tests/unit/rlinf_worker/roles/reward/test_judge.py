@@ -138,6 +138,10 @@ async def test_a_row_without_the_answer_is_named():
         ({"function": "regex"}, "pattern goes with function regex"),
         ({"pattern": "a"}, "pattern goes with function regex"),
         ({"function": "regex", "pattern": "("}, "pattern is no regular expression"),
+        (
+            {"weights": {"reward": 2, "right": 1}},
+            "weights names 'right', and exact has one part, 'reward'; leave the others out, or write module:function",
+        ),
     ],
 )
 def test_a_wrong_config_is_a_sentence(config, says):
