@@ -45,7 +45,8 @@ def test_a_restricted_pod_imports_what_this_python_has_installed(cluster: Cluste
     manifest = pod("imports", restartPolicy="Never")
     container = manifest["spec"]["containers"][0]
     container["image"] = python_image
-    container["command"] = ["python3", "-c", "import sys, yaml; print(sys.version_info[:2], yaml.__file__)"]
+    loads = "import ctypes, sys, yaml; ctypes.CDLL('libnuma.so.1'); print(sys.version_info[:2], yaml.__file__)"
+    container["command"] = ["python3", "-c", loads]
     container["env"] = [{"name": "PYTHONPATH", "value": "/site-packages"}]
     container["volumeMounts"].append({"name": "packages", "mountPath": "/site-packages", "readOnly": True})
     manifest["spec"]["volumes"].append(

@@ -35,7 +35,8 @@ BOX_IMAGE = "localhost/box:1"
 PYTHON_IMAGE = "localhost/python:3.11"
 BUSYBOX = Path("/bin/busybox")
 DEBIAN_SUITE = "bookworm"
-DEBIAN_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+DEBIAN_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libnuma1")
+"""libnuma1: vLLM for CPUs loads it, and no wheel brings it."""
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 IMPORT_TIMEOUT_S = 300.0
 DEBOOTSTRAP_TIMEOUT_S = 900.0
