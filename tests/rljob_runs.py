@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -144,6 +145,17 @@ class Run:
         path = self.work_dir / f"{name}.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def checksums(self) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
+        """Of each view of each version of the weights, as any life of any worker has seen it: by which worker's log.
+        What a rank publishes is a view of its own, named by its log. Workers say it at log level DEBUG."""
+        found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for path in (self.work_dir / "logs").rglob("*"):
+            for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+                if '"checksum": "' in line and '"weights_version"' in line:
+                    said = json.loads(line[line.index("{") :])
+                    found[said["weights_version"], said["view"] or path.name][said["checksum"]].add(path.name)
+        return found
 
     # --- processes ----------------------------------------------------------------------------------------------------
     def _look(self) -> None:

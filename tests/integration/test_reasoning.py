@@ -8,6 +8,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from rlinf_api import names
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import PolicyVersion
 from rljob.export import export
@@ -120,23 +121,31 @@ def test_a_checkpoint_of_any_step_is_exported(learnt, folder):
         export(learnt.work_dir, step=7, into=None)
 
 
-@pytest.mark.slow("loads torch and transformers in four workers, one after the other on two cores")
-@pytest.mark.timeout(200)
-def test_a_job_whose_rollout_and_actor_are_killed_ends_with_the_same_model(folder, learnt):
+@pytest.mark.slow("loads torch and transformers in four workers, and in five of them again, on two cores")
+@pytest.mark.timeout(400)
+def test_a_job_whose_rollout_and_ranks_are_killed_ends_with_the_same_model(folder):
     """Tokens follow from weights, seed and key; gradients are added up in the order of keys."""
-    weights = []
-    for name, kills in (("left-alone", ()), ("killed", ("rollout/0", "actor/0"))):
-        job = reasoning.manifest(folder, steps=12, loss={"correction": "none"})
-        with Run(folder, file=job, small=False, name=name) as run:
-            for number, worker in enumerate(kills):
-                run.until_step(2 + 4 * number)
+    job = reasoning.job(folder, steps=16, ranks=2, loss={"correction": "none"})
+    debug = [{"name": names.ENV_LOG_LEVEL, "value": "DEBUG"}]  # each version of the weights with its checksum
+    job["spec"]["pools"][0]["template"] = {"spec": {"containers": [{"name": "agent", "env": debug}]}}
+    file = folder / "killed.yaml"
+    file.write_text(yaml.safe_dump(job))
+    ends = []
+    for name, kills in (("left-alone", {}), ("killed", {2: "rollout/0", 7: "actor/1", 13: "actor/0"})):
+        with Run(folder, file=file, small=False, name=name) as run:
+            for step, worker in kills.items():
+                run.until_step(step)
                 run.kill(worker)
-            assert run.end(timeout_s=120) == 0, run.said
-            [saved] = (run.work_dir / "checkpoints").glob("*-12/actor/huggingface/model.safetensors")
+            assert run.end(timeout_s=150) == 0, run.said
+            [saved] = (run.work_dir / "checkpoints").glob("*-16/actor/huggingface/model.safetensors")
             steps = {line["step"]: line for line in run.lines("lineage")}  # the last of a step counts
-            weights.append((saved.read_bytes(), [steps[n]["digest"] for n in range(1, 13)]))
-            assert bool(saved.parents[2].name.startswith("b1")) == bool(kills)
-    assert weights[0] == weights[1]
+            ends.append((saved.read_bytes(), [(steps[n]["units"], steps[n]["digest"]) for n in range(1, 17)]))
+            assert saved.parents[2].name == ("b2-16" if kills else "b0-16"), "a branch for each time that ranks died"
+            seen = run.checksums()
+            branches = {version.partition("-")[0] for version, _ in seen}
+            assert branches == ({"b0", "b1", "b2"} if kills else {"b0"})
+            assert [key for key, by_checksum in seen.items() if len(by_checksum) > 1] == []
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.long("a whole job of what two ranks of the learner show by themselves")

@@ -6,7 +6,6 @@ What entered which step is in lineage.jsonl, a line per commit with the number a
 import json
 import signal
 import time
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -33,17 +32,6 @@ def history(lines):
             survived.pop()
         survived.append(line)
     return survived
-
-
-def checksums(run):
-    """Of each view of each version of the weights, as any life of any worker has seen it: by which worker's log."""
-    found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for path in (run.work_dir / "logs").rglob("*"):
-        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-            if '"checksum": "' in line and '"weights_version"' in line:
-                said = json.loads(line[line.index("{") :])
-                found[said["weights_version"], said["view"]][said["checksum"]].add(path.name)
-    return found
 
 
 def recoveries(run):
@@ -106,7 +94,7 @@ def test_a_job_in_which_everything_is_killed_once_trains_on_every_unit_exactly_o
         survived = [(line["step"], line["units"], line["digest"]) for line in history(lines)]
         assert survived == [rljob_runs.undisturbed(step, slices=SLICES) for step in range(1, STEPS + 1)]
         assert {line["branch"] for line in lines} >= {0, 1, 2}, "actor and agent took the weights along"
-        seen = checksums(run)
+        seen = run.checksums()
         assert {version.partition("-")[0] for version, _ in seen} >= {"b0", "b1", "b2"}
         assert [key for key, by_checksum in seen.items() if len(by_checksum) > 1] == []
         logs = [set().union(*by_checksum.values()) for by_checksum in seen.values()]
