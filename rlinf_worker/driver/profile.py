@@ -230,7 +230,7 @@ def _move(said: pb.Moves) -> api.Move:
 
 @dataclass(slots=True)
 class _Went:
-    """From one role to another, in one step or several. `items` and `bytes` went in their time; with staleness these
+    """From one role to another, in one step. `items` and `bytes` went in their time; with staleness these
     are not their units: a role works ahead, on several steps' behind a change of plan, and on none at the end."""
 
     units: float = 0.0
@@ -261,6 +261,29 @@ class _Step:
                 went.bytes += traffic.bytes
 
 
+@dataclass(slots=True)
+class _Sent:
+    """The same of several steps: units as they vary, and the bytes of an item."""
+
+    units: Stat = field(default_factory=Stat)
+    items: float = 0.0
+    bytes: float = 0.0
+
+    def add(self, went: _Went) -> None:
+        self.units.add(went.units)
+        self.items += went.items
+        self.bytes += went.bytes
+
+    def merge(self, other: _Sent) -> None:
+        self.units.merge(other.units)
+        self.items += other.items
+        self.bytes += other.bytes
+
+    def bytes_of_a_step(self, *, of: int) -> api.Number:
+        units, each = self.units.number(of=of), self.bytes / self.items if self.items else 0.0
+        return api.Number(value=units.value * each, spread=units.spread * each, count=units.count)
+
+
 class Totals:
     """Of some steps under one plan."""
 
@@ -269,8 +292,7 @@ class Totals:
         self.first = self.last = 0
         self.steps = Stat()
         self.roles: dict[Pool, _Role] = {}
-        self._routes: dict[Route, Stat] = {}  # units
-        self._sent: dict[Route, tuple[float, float]] = {}  # items and their bytes
+        self._routes: dict[Route, _Sent] = {}
 
     def add(self, step: int, said: _Step, *, seconds: float) -> None:
         self.first, self.last = self.first or step, step
@@ -278,8 +300,7 @@ class Totals:
         for pool, role in said.roles.items():
             self.roles.setdefault(pool, _Role(slots=role.slots)).merge_step(role)
         for route, went in said.routes.items():
-            self._routes.setdefault(route, Stat()).add(went.units)
-            self._add_sent(route, went.items, went.bytes)
+            self._routes.setdefault(route, _Sent()).add(went)
 
     def merge(self, later: Totals) -> None:
         """Those of later steps."""
@@ -287,13 +308,8 @@ class Totals:
         self.steps.merge(later.steps)
         for pool, role in later.roles.items():
             self.roles.setdefault(pool, _Role(slots=role.slots)).merge(role)
-        for route, units in later._routes.items():
-            self._routes.setdefault(route, Stat()).merge(units)
-            self._add_sent(route, *later._sent[route])
-
-    def _add_sent(self, route: Route, items: float, nbytes: float) -> None:
-        before = self._sent.get(route, (0.0, 0.0))
-        self._sent[route] = before[0] + items, before[1] + nbytes
+        for route, sent in later._routes.items():
+            self._routes.setdefault(route, _Sent()).merge(sent)
 
     def profile(
         self, job: JobRef, *, key: str, topology: Topology, starts: Mapping[str, Stat], checkpoints: bool = True
@@ -316,17 +332,12 @@ class Totals:
                     mode=modes[route[0]],
                     producer=route[1],
                     consumer=route[2],
-                    units=units.number(of=self.steps.count),
-                    bytes=_times(units.number(of=self.steps.count), nbytes / items if items else 0.0),
+                    units=sent.units.number(of=self.steps.count),
+                    bytes=sent.bytes_of_a_step(of=self.steps.count),
                 )
-                for route, units in sorted(self._routes.items())
-                for items, nbytes in (self._sent[route],)
+                for route, sent in sorted(self._routes.items(), key=lambda found: found[0])
             ],
         )
-
-
-def _times(number: api.Number, factor: float) -> api.Number:
-    return api.Number(value=number.value * factor, spread=number.spread * factor, count=number.count)
 
 
 def modes_of(topology: Topology) -> dict[str, Literal["Queue", "Cycle", "Weights"]]:

@@ -327,9 +327,7 @@ class _Graph:
     @property
     def takes_from(self) -> dict[str, str]:
         """Role to the channel whose micro-batches it works on: of several the first. None of a cycle's roles."""
-        found = {consumer: name for name, _, consumer in reversed(self.queues)}
-        found |= {role: name for role, name in self.tickets.items() if role not in found}
-        return {role: name for role, name in found.items() if role not in self.in_cycles}
+        return {role: name for role, name in self.input_of.items() if role not in self.in_cycles}
 
 
 # --- what work costs --------------------------------------------------------------------------------------------------

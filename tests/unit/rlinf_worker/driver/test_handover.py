@@ -19,6 +19,16 @@ def steps_of(world):
     return [(branch, step) for branch, step, _ in world.committed]
 
 
+def has_handed_over(world, agent, *, to):
+    """The pod of the actor's agent, once, and nothing was made again."""
+    assert may_leave(agent)
+    assert world.driver.handover.outcomes == {"HandedOver": 1}
+    assert [step for _, step in steps_of(world)] == list(range(1, 41))
+    assert [text for kind, text in world.said if kind == "pod-lost"] == [
+        f"pod j-gpu-0-a1 has handed its work over to {to}"
+    ]
+
+
 class Telling(World):
     said: list[tuple[str, str]]
 
@@ -59,18 +69,12 @@ async def test_a_pod_of_a_gang_is_saved_with_each_step_and_goes_when_its_success
     old = world.agents[ACTOR]
     world.successor(*ACTOR)
     await world.run()
-    assert may_leave(old)
-    assert world.driver.handover.outcomes == {"HandedOver": 1}
-    steps = steps_of(world)
-    assert [step for _, step in steps] == list(range(1, 41)), "nothing is made again"
-    assert sorted({branch for branch, _ in steps}) == [0, 1]
+    has_handed_over(world, old, to="j-gpu-0-a2")
+    assert sorted({branch for branch, _ in steps_of(world)}) == [0, 1]
     assert len(world.checkpoints) < 20, "and once it has gone steps are as ever"
     assert world.driver.workforce.toll._failures.count == 0
     assert [text for kind, text in world.said if kind == "leaving"] == [
         "pod j-gpu-0-a1 is to end: it works on until its successor is there, for 17 s at most; each step is saved"
-    ]
-    assert [text for kind, text in world.said if kind == "pod-lost"] == [
-        "pod j-gpu-0-a1 has handed its work over to j-gpu-0-a2"
     ]
 
 
@@ -139,12 +143,7 @@ async def test_a_successor_that_dies_before_its_turn_is_waited_for_no_longer_but
     assert world.driver.handover.outcomes == {}
     world.successor(*ACTOR, attempt=3)
     await world.run()
-    assert may_leave(old)
-    assert world.driver.handover.outcomes == {"HandedOver": 1}
-    assert [step for _, step in steps_of(world)] == list(range(1, 41)), "nothing is made again"
-    assert [text for kind, text in world.said if kind == "pod-lost"] == [
-        "pod j-gpu-0-a1 has handed its work over to j-gpu-0-a3"
-    ]
+    has_handed_over(world, old, to="j-gpu-0-a3")
 
 
 async def test_an_earlier_successor_that_still_comes_does_not_stand_for_the_one_after_it(world):
