@@ -81,45 +81,35 @@ async def make(
 ) -> PodsMade:
     """In their order. A failure that is a bug of ours is raised, when nothing is on its way any more. `rest`: names of
     those that the next pass makes."""
-    with makers:
-        return await _make(pods, create, makers=makers, rest=rest)
-
-
-async def _make(
-    pods: Sequence[Manifest],
-    create: Callable[[Manifest], Awaitable[None]],
-    *,
-    makers: Makers,
-    rest: Sequence[str],
-) -> PodsMade:
     made = PodsMade(rest=list(rest))
     waiting, under_way = deque(pods), dict[asyncio.Task[None], Manifest]()
     window, stopped, broken_pools, bug = 1, False, set[str](), None
-    try:
-        while under_way or (waiting and not stopped):
-            while waiting and not stopped and len(under_way) < min(window, makers.share):
-                pod = waiting.popleft()
-                if _pool(pod) in broken_pools:
-                    made.untried.append(_name(pod))
-                else:
-                    under_way[asyncio.create_task(_made(create, pod), name=f"operator: create {_name(pod)}")] = pod
-            if not under_way:
-                break
-            done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                pod, error = under_way.pop(task), task.exception()
-                if error is None:
-                    window = min(AT_ONCE, window + 1)
-                elif isinstance(error, RLinfError) and not isinstance(error, InvariantBroken):
-                    made.refused[_name(pod)] = error
-                    stopped = stopped or _stops(error)
-                    broken_pools.add(_pool(pod))
-                else:
-                    stopped, bug = True, bug or error
-    finally:
-        for task in under_way:  # of a pass that is cancelled
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+    with makers:
+        try:
+            while under_way or (waiting and not stopped):
+                while waiting and not stopped and len(under_way) < min(window, makers.share):
+                    pod = waiting.popleft()
+                    if _pool(pod) in broken_pools:
+                        made.untried.append(_name(pod))
+                    else:
+                        under_way[asyncio.create_task(_made(create, pod), name=f"operator: create {_name(pod)}")] = pod
+                if not under_way:
+                    break
+                done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    pod, error = under_way.pop(task), task.exception()
+                    if error is None:
+                        window = min(AT_ONCE, window + 1)
+                    elif isinstance(error, RLinfError) and not isinstance(error, InvariantBroken):
+                        made.refused[_name(pod)] = error
+                        stopped = stopped or _stops(error)
+                        broken_pools.add(_pool(pod))
+                    else:
+                        stopped, bug = True, bug or error
+        finally:
+            for task in under_way:  # of a pass that is cancelled
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
     if bug is not None:
         raise bug
     made.untried += [_name(pod) for pod in waiting]
