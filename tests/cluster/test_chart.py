@@ -524,8 +524,11 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
     assert cluster.api.get(job)["status"]["step"] >= growing.DRIFT_STEP
     every = [(n, c) for n, p in plans().items() for c in (p.get("status") or {}).get("conditions", ())]
     assert not [(n, c["message"]) for n, c in every if (c["type"], c["status"]) == ("Failed", "True")]
-    events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
-    assert {"PlanProfiled", "PlanDrift"} <= {e["reason"] for e in events}
+
+    def reasons() -> set[str]:
+        return {e["reason"] for e in cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]}
+
+    wait(lambda: {"PlanProfiled", "PlanDrift"} <= reasons(), "events of both plans: a pass tells them last")
 
 
 @pytest.mark.usefixtures("users")

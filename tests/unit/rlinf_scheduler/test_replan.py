@@ -323,12 +323,12 @@ def test_drift_that_makes_another_plan_better_is_answered_within_ten_steps():
 
 @pytest.mark.slow("plans again and again, 14 s of CPU; other drifts are answered in make test")
 def test_a_role_that_drifts_behind_others_is_seen_though_the_step_hardly_changes():
-    """The trainer of drawn-01 takes 30% less; steps become 7% longer, as they fall into another rhythm."""
-    job = world("drawn-01", steps=400, seed=1, shift=(60, "train", 0.7))
+    """The critic of drawn-01 takes 30% less; steps become 3% shorter, and 6% more are to be had in another place."""
+    job = world("drawn-01", steps=400, seed=1, shift=(60, "critic", 0.7))
     job.run(59)
     before, settled = len(job.plans), sum(job.seconds[-20:]) / 20
     job.run(20)
-    assert abs(sum(job.seconds[60:66]) / 6 / settled - 1) < 0.1
+    assert abs(sum(job.seconds[60:66]) / 6 / settled - 1) < 0.05
     assert job.codes[before:][:1] == ["Drift"]
 
 
