@@ -8,8 +8,8 @@ group's mean.
 
 The unit is a *group*: all samples of one prompt. A ticket is the index of a row, and the row itself never passes the
 driver: rollouts read the data, and share how many rows there are (fact `rows`). Group number g of the job is row
-g % rows of pass g // rows, in an order that seed and pass decide; so a step that is made again, or gone on with from a
-checkpoint, has the rows that it had, and a retry samples the same tokens.
+g % rows of pass g // rows, in an order that seed and pass decide, and a checkpoint has g; so a step that is made
+again, or gone on with, has the rows that it had, and a retry samples the same tokens.
 
 Runs in the driver. Not for: generation (roles/rollout), rewards (roles/reward), the update (roles/actor).
 """
@@ -32,6 +32,9 @@ from rlinf_worker.channels import lineage
 from rlinf_worker.flows.protocol import Flow, Ticket
 from rlinf_worker.roles.samples import EVALUATION, PROMPT, REWARDED, ROWS, SAMPLES
 
+GROUPS: Final = "groups"
+"""Of the flow's state in a checkpoint: groups that were asked for, so that a job that goes on with another
+promptsPerStep goes on in the data where it stood."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -237,7 +240,9 @@ async def grpo(flow: Flow) -> None:
         rows = await flow.shared(ROWS)
         count = int(rows["count"])
         tickets = _evaluation(flow.config["evaluation"], count=int(rows["eval_count"]), done=step.number - 1)
-        for place in range((step.number - 1) * per_step, step.number * per_step):
+        begin = int(flow.state.get(GROUPS, (step.number - 1) * per_step))
+        flow.state[GROUPS] = begin + per_step
+        for place in range(begin, begin + per_step):
             data_pass, at = divmod(place, count)
             index = row_at(at, count=count, seed=flow.seed, data_pass=data_pass)
             key = lineage.sample("train", data_pass, index=index, sample=0)

@@ -12,12 +12,21 @@ class FakeFlow:
 
     name, seed, max_steps, max_staleness = "fake", 0, 2, 0
 
-    def __init__(self, config: Mapping[str, Any], *, workers: Callable[[str], int], steps: int = 2) -> None:
-        self.config, self._workers, self._steps = config, workers, steps
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        workers: Callable[[str], int],
+        steps: int = 2,
+        first: int = 1,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`first` and `state`: of a job that goes on."""
+        self.config, self._workers, self._steps, self._first = config, workers, steps, first
         self.declared: list[tuple[Any, ...]] = []
         self.payloads: dict[str, Any] = {}
         self.put_at: dict[int, list[Ticket]] = {}
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Any] = dict(state or {})
         self.facts: dict[str, Any] = {}
         self.watches: dict[str, tuple[float, str]] = {}
 
@@ -63,5 +72,5 @@ class FakeFlow:
         return self.facts[name]
 
     async def steps(self) -> AsyncIterator[Step]:
-        for number in range(1, self._steps + 1):
+        for number in range(self._first, self._steps + 1):
             yield Step(number=number, version=PolicyVersion(0, number - 1))

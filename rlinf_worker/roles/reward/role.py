@@ -61,7 +61,7 @@ class RuleRole:
         """None: the group is to be dropped."""
         texts = item.payload["texts"]
         try:
-            return await judge.rewards(texts, item.payload["row"])
+            parts = await judge.rewards(texts, item.payload["row"])
         except NoRewards as error:
             named = f"reward_{error.name.replace('-', '_')}_count"
             ctx.report(step=item.step, metrics={named: 1.0}, key=item.key)
@@ -72,6 +72,13 @@ class RuleRole:
                     next="correct the function, or set onError to zero or drop in spec.roles[reward].config",
                 ) from error  # fmt: skip
             return None if config.on_error == "drop" else {REWARD: [0.0] * len(texts)}
+        if missing := sorted(config.weights.keys() - parts):
+            raise UserError(
+                f"weights of spec.roles[reward].config names {', '.join(map(repr, missing))}",
+                got=f"{config.function} answered {', '.join(map(repr, sorted(parts)))} of unit {item.key}",
+                wanted="each part that has a weight, each time", next="correct the name, or answer 0 where it is none",
+            )  # fmt: skip
+        return parts
 
 
 def _total(parts: dict[str, list[float]], config: RuleConfig) -> np.ndarray[Any, Any]:

@@ -27,7 +27,8 @@ class RuleConfig(Model):
     pattern: Annotated[str, Field(max_length=1000)] = ""
     """Of regex: its last match counts, its first group where it has one. As `####\\s*(-?\\d+)`."""
     weights: Annotated[dict[str, float], Field(max_length=64)] = {}
-    """Of named parts, whose weighted sum is the reward. A part without one counts 1."""
+    """Of named parts, whose weighted sum is the reward. A part without one counts 1; one that has a weight is in each
+    answer, or the job ends: a misspelt name would count 1 without a word."""
     timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """For one group. After that its process is killed and started again. 30: a rule takes milliseconds."""
     on_error: Literal["drop", "zero", "fail"] = "zero"

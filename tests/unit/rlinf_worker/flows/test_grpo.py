@@ -12,8 +12,12 @@ from rlinf_worker.roles.samples import ROWS, is_evaluation
 from tests.fakes.flow import FakeFlow
 
 
-async def put(*, rows: int, steps: int = 2, seed: int = 0, evaluated: int = 0, **config: Any) -> FakeFlow:
-    flow = FakeFlow(check_config({"promptsPerStep": 4, **config}), workers=lambda role: 1, steps=steps)
+async def put(
+    *, rows: int, steps: int = 2, seed: int = 0, evaluated: int = 0, after: FakeFlow | None = None, **config: Any
+) -> FakeFlow:
+    """`after`: a job that this one goes on from."""
+    gone_on: dict[str, Any] = {"first": max(after.put_at) + 1, "state": after.state} if after is not None else {}
+    flow = FakeFlow(check_config({"promptsPerStep": 4, **config}), workers=lambda role: 1, steps=steps, **gone_on)
     flow.facts[ROWS] = {"count": rows, "digest": "d", "eval_count": evaluated, "eval_digest": "e"}
     flow.seed = seed
     await grpo(flow)
@@ -45,6 +49,19 @@ async def test_a_step_has_the_rows_that_it_had_whenever_it_is_made():
     whole, again, other = await put(rows=7, steps=3), await put(rows=7, steps=3), await put(rows=7, steps=3, seed=1)
     assert whole.put_at == again.put_at
     assert whole.put_at != other.put_at
+
+
+@pytest.mark.parametrize("per_step", [4, 6, 3])
+async def test_a_job_that_goes_on_with_more_or_fewer_groups_a_step_goes_on_where_it_stood_in_the_data(per_step):
+    begun = await put(rows=20, steps=2)
+    rest = await put(rows=20, steps=4, after=begun, promptsPerStep=per_step)
+    assert sorted(rest.put_at) == [3, 4]
+    whole = await put(rows=20, steps=1, promptsPerStep=20)
+    keys = [t.key for flow in (begun, rest) for number in sorted(flow.put_at) for t in flow.put_at[number]]
+    assert keys == [t.key for t in whole.put_at[1]][: 8 + 2 * per_step]
+    begun.state.clear()
+    older = await put(rows=20, steps=3, after=begun)
+    assert older.put_at[3] == (await put(rows=20, steps=3)).put_at[3], "a checkpoint of before has no word of it"
 
 
 async def test_fewer_rows_than_prompts_of_a_step_are_asked_again_in_the_next_pass():

@@ -195,6 +195,15 @@ async def test_or_is_dropped():
     assert [(item.key, why) for item, why in samples.dropped] == [("train:0/3/0", "the reward function failed")]
 
 
+async def test_a_weight_of_a_part_that_is_not_answered_ends_the_job_whatever_onerror_says():
+    says = (
+        r"weights of spec.roles\[reward\].config names 'lenght': got .*:parts answered 'length', 'number' of unit "
+        "train:0/1/0, wanted each part that has a weight, each time; correct the name, or answer 0 where it is none"
+    )
+    with pytest.raises(UserError, match=says):
+        await run([1], function=f"{OURS}:parts", weights={"lenght": 0.5, "number": 2}, onError="drop")
+
+
 async def test_a_group_that_nobody_needs_is_not_judged():
     stage = Stage()
     samples = stage.channel("samples")
