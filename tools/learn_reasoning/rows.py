@@ -54,7 +54,8 @@ def rows() -> Iterator[Row]:
         for kind in ("grpo", "rloo"):
             yield Row(**_addition, **plain, name=f"addition-{kind}-{seed}", kind=kind, seed=seed, bar=0.93)
     for kind in ("dr-grpo", "dapo", "gspo", "reinforce++"):
-        yield Row(**_addition, **plain, name=f"addition-{kind}-1", kind=kind, seed=1, bar=0.85)
+        for seed in (1, 2, 3):
+            yield Row(**_addition, **plain, name=f"addition-{kind}-{seed}", kind=kind, seed=seed, bar=0.85)
     late: dict[str, Any] = {
         "task": "addition",
         "reward": {"function": "exact"},
