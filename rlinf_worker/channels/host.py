@@ -43,8 +43,8 @@ class Host:
     """Acknowledge an item of whichever channel it is from."""
     fatal: Callable[[BaseException], None]
     """Ends this worker with that error."""
-    taken: Callable[[], None] = lambda: None
-    """The role has taken something, which its channel's account has."""
+    taken: Callable[[int], None] = lambda step: None
+    """The role has taken something of that step, which its channel's account has; -1: a question of a cycle."""
     memory: Callable[[], MemoryUse | None] = lambda: None
     """Of this worker; None: as it was told last."""
     newest_branch: Callable[[], int] = lambda: 0

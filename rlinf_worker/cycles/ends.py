@@ -55,7 +55,7 @@ class Inbox(Generic[T]):
         self._host.peers.has_begun = True
         entry, message, _ = self._entries.popleft()
         item = self._item(entry, message)
-        self._host.taken()
+        self._host.taken(-1)
         self._host.recorder.took(item.step, item.branch, self._account.end)
         return item
 

@@ -115,7 +115,7 @@ class QueueChannel:
         part, given = taken
         self.account_in.rounds += 1
         self.account_in.step = max(self.account_in.step, part.step)
-        self._host.taken()
+        self._host.taken(part.step)
         self.into.took()
         try:
             items = tuple(self._item(unit, message) for unit, message in given)
@@ -172,7 +172,7 @@ class QueueChannel:
         self.account_in.step = max(self.account_in.step, unit.step)
         self._host.recorder.took(unit.step, unit.branch, self.account_in.end)
         self.account_in.bytes += nbytes
-        self._host.taken()
+        self._host.taken(unit.step)
         return item
 
     def __aiter__(self) -> AsyncIterator[Item]:

@@ -366,13 +366,17 @@ class RoleContext(Protocol):
         worker's gang holds the set, the role loaded. Leaving it ends the turn, the role offloaded. Not nested."""
         ...
 
-    async def safe_point(self) -> None:
+    async def safe_point(self, *, oldest: int | None = None) -> None:
         """Inside `turn()`: here the role may be offloaded. Where the turn is to end it is, and this returns in the next
         turn, the role loaded again; where not, it returns at once. To be called between pieces of work (engine steps,
         optimizer steps), never inside a collective, and by every rank of a gang at the same place of its program. A
         wait for an item, for room in a channel, for weights, facts or the driver's word is a safe point too: a role
         whose input is empty gives its slots to one that has work. So a role that works in a task of its own while
-        another task waits keeps a span open."""
+        another task waits keeps a span open.
+
+        `oldest`: the step of the oldest work that is under way, of a role that takes units of a newer step before those
+        of an older one are finished. A turn that ends with a step then goes on until nothing of the step is left;
+        whoever waits for it would have the slots, and not the units."""
         ...
 
 

@@ -217,5 +217,5 @@ class Context:
             self._session.on_device()  # a role may load in its first turn
             yield
 
-    async def safe_point(self) -> None:
-        await self._turns.safe_point()
+    async def safe_point(self, *, oldest: int | None = None) -> None:
+        await self._turns.safe_point(oldest=oldest)

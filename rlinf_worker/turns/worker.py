@@ -345,10 +345,10 @@ class Turns:
                 self._gap.rested()
                 await self._go_off(self._seen)
 
-    async def safe_point(self) -> None:
+    async def safe_point(self, *, oldest: int | None = None) -> None:
         if not self._stance.inside or not self.lease_set:
             return
-        if self._stance.works and self.term.is_due():
+        if self._stance.works and self.term.is_due(oldest=oldest):
             self._freeze(Standing.DUE)
         if not self.is_open:
             await self._regain()
@@ -375,6 +375,11 @@ class Turns:
             self.yield_wanted.set()
         else:
             self.yield_wanted.clear()
+
+    def took(self, step: int) -> None:
+        """A unit or a round of a step; -1: a question of a cycle, which ends no turn."""
+        self.term.took(step)
+        self.consider()
 
     def step_ended(self) -> None:
         """The step that this rank has told done is committed."""

@@ -176,12 +176,12 @@ class LanguageRole(ABC):
 
     async def _step(self) -> None:
         ctx, engine = self._ctx, self._held_engine
-        await ctx.safe_point()
+        steps = [item.step for item, _ in self._working.values()]
+        await ctx.safe_point(oldest=min(steps))
         while self._is_bare:
             await self._set_weights(self._held, keep=False)
-            await ctx.safe_point()
-        step = max(item.step for item, _ in self._working.values())
-        with ctx.span("compute", step=step) as amount:
+            await ctx.safe_point(oldest=min(steps))
+        with ctx.span("compute", step=max(steps)) as amount:
             amount.tokens = float(await self._in_its_thread(engine.step))
         ctx.moved()
         self._leave()

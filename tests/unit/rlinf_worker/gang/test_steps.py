@@ -143,7 +143,7 @@ class Context(FakeContext):
         save = last or step % 3 == 0
         return StepCommit(step=step, version=PolicyVersion(branch, step), checkpoint=save, state_json="{}", last=last)
 
-    async def safe_point(self) -> None:
+    async def safe_point(self, *, oldest: int | None = None) -> None:
         self.said.append("safe")
 
 

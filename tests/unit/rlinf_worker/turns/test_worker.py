@@ -471,6 +471,24 @@ async def test_a_turn_of_two_units_ends_at_the_safe_point_after_the_second(bench
     await end(task)
 
 
+async def test_a_turn_of_a_step_goes_on_while_older_work_is_under_way(bench):
+    passed = []
+
+    async def role():
+        async with bench.turns.turn():
+            for newest, oldest in ((1, 1), (2, 1), (2, 2)):
+                bench.turns.took(newest)
+                await bench.turns.safe_point(oldest=oldest)
+                passed.append((newest, oldest))
+
+    task = asyncio.ensure_future(role())
+    await bench.until("wants")
+    bench.order("grant", until_units=0)
+    await bench.until("due")
+    assert passed == [(1, 1), (2, 1)]
+    await end(task)
+
+
 async def test_a_turn_that_is_told_to_end_ends_at_the_next_safe_point(bench):
     bench.put("a")
     task, did = await working(bench, units=9)

@@ -514,7 +514,7 @@ async def test_a_role_that_leaves_its_slots_between_any_two_tokens_writes_the_sa
     assert isinstance(role, Offloadable)
     assert role.memory().now == 0, "nothing is built, so nothing is moved"
 
-    async def safe_point():
+    async def safe_point(*, oldest=None):
         nonlocal moves
         moves += 1
         if moves % 2:
@@ -531,3 +531,20 @@ async def test_a_role_that_leaves_its_slots_between_any_two_tokens_writes_the_sa
     assert found.keys() == stayed.keys()
     for key, item in found.items():
         assert alike(item.payload, stayed[key].payload), key
+
+
+async def test_it_says_of_which_step_the_oldest_group_is_that_it_works_on(folder):
+    """So that a turn of a step ends when the step does, and not when something newer is begun beside it."""
+    rollout, said = Rollout(folder, staleness=1, config={"maxSequences": 30}), []
+    rollout.give(0, 1, step=1)
+    rollout.give(2, step=2)
+
+    async def safe_point(*, oldest=None):
+        said.append(oldest)
+
+    rollout.context.safe_point = safe_point  # type: ignore[method-assign]
+    found = await rollout.run()
+    tokens = {item.step: 0 for item in rollout.tickets.all}
+    for item in rollout.tickets.all:
+        tokens[item.step] = max(tokens[item.step], *map(int, found[item.key].payload["lengths"]))
+    assert said == [1] * tokens[1] + [2] * (tokens[2] - tokens[1]), "a safe point for each token of the longest sample"
