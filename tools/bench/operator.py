@@ -113,6 +113,7 @@ def _rows(size: Size) -> list[Row]:
         Row(name="failover_stopped", unit="s", better="lower", bar=3, subject=stopped),
         Row(name="large_job_created", unit="s", better="lower", bar=40, subject=large, runs=1),
         Row(name="small_jobs_beside_p99", unit="s", better="lower", bar=5, subject=large, runs=1),
+        Row(name="small_jobs_alone_p99", unit="s", better="lower", subject=large, runs=1),
         Row(name="worker_pods_per_s", unit="pods/s", better="higher", bar=100, subject=all_jobs, runs=1),
         Row(name="operator_cpu_per_pod", unit="ms", better="lower", bar=10, subject=all_jobs, runs=1),
         Row(name="memory_all_jobs", unit="MiB", better="lower", bar=300, subject=all_jobs, runs=1),
