@@ -42,7 +42,7 @@ async def measure(field: Field, *, pods: int, small: int, say: Say) -> Mapping[s
                 took_s = await made - began
         except TimeoutError:
             raise BenchError(f"{LARGE} has not all its pods after {limit_s:g} s:\n{load.describe(LARGE)}") from None
-        say(f"{pods} pods of one job took {took_s:.1f} s; small ones ran after {p99:.2f} s, alone after {alone_p99:.2f} s")
+        say(f"{pods} pods of one job took {took_s:.1f} s; small ones ran after {p99:.2f} s, alone {alone_p99:.2f}")
         await scale.end(load, [LARGE, *beside], limit_s=limit_s)
         return {"large_job_created": took_s, "small_jobs_beside_p99": p99, "small_jobs_alone_p99": alone_p99}
 
