@@ -559,6 +559,8 @@ class RLJobStatus(StatusModel):
     """Highest pod attempt given out so far in this job."""
     life: int = 1
     """Life of the job: grows when it is resumed or restarted as a whole."""
+    worked_life: int = 0
+    """The newest life that has made steps, which a change of all pods would lose. 0: none has."""
     start_time: Time = None
     completion_time: Time = None
     plan: PlanStatusRef = PlanStatusRef()

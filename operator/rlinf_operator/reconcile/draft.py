@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from rlinf_api import conditions, times
-from rlinf_api.conditions import Condition, JobCondition, Reason, Status
+from rlinf_api.conditions import Condition, JobCondition, JobState, Reason, Status
 from rlinf_api.job import CheckpointStatus, FirstFailure, PlanStatusRef, RLJobStatus
 from rlinf_api.report import DriverReport, Failure
 from rlinf_operator.policies.pod_view import PodView
@@ -91,5 +91,11 @@ class Draft:
 
     def build(self) -> RLJobStatus:
         ordered = sorted(self.conditions, key=lambda c: _ORDER.get(c.type, len(_ORDER)))
-        said = {"conditions": ordered, "state": conditions.state_of(ordered)}
+        life, worked = self.fields.get("life", self.old.life), self.old.worked_life
+        if conditions.is_true(ordered, JobCondition.RUNNING):
+            worked = life
+        state = conditions.state_of(ordered)
+        if state is JobState.STARTING and worked == life:  # another driver knows of no step, and waits for all
+            state = JobState.RECOVERING
+        said = {"conditions": ordered, "state": state, "worked_life": worked}
         return self.old.model_copy(update={**self.fields, **said})

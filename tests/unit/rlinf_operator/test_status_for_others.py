@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rlinf_api import edits, names
 from rlinf_api import job as api
-from rlinf_api import names
 from rlinf_api.conditions import Condition, JobState, state_of
 from rlinf_api.job import RLJobStatus
 from rlinf_api.plan import JobRef
@@ -53,6 +53,7 @@ def of(*texts: str) -> JobState:
         ((STEPPING, "Degraded=True/TurnsWithoutItems"), "Stalled"),
         ((STEPPING, "Degraded=True/DriverUnreachable"), "Stalled"),
         ((STEPPING, "Suspended=Unknown/Draining"), "Running"),
+        (("Suspended=Unknown/Draining", "Running=False/Stopped"), "Suspended"),
         (("Suspended=True/SuspendedByUser", "Running=False/Stopped"), "Suspended"),
         (("Complete=True/FlowFinished", "Running=False/Stopped"), "Complete"),
         (("Failed=True/UserError", "Suspended=True/SuspendedByUser"), "Failed"),
@@ -70,6 +71,26 @@ def test_a_status_has_the_word_for_its_conditions():
     assert api.dump(world.status)["state"] == "Profiling"
     world.report(state=DriverState.RUNNING, plan_revision=1, plan_steps=3).step()
     assert api.dump(world.status)["state"] == "Running"
+
+
+def test_a_job_that_lost_its_driver_alone_recovers_and_does_not_start():
+    """Another driver knows of no step and waits for all; who edits the image then would lose what was learnt."""
+    world = ppo_job().world().created().all_ready()
+    world.report(state=DriverState.RUNNING, plan_revision=1, step=5000).step()
+    world.exited("math-driver-a1", 1).step()
+    world.later(5).step()
+    world.all_ready().step()
+    assert world.status.state == "Recovering", "nobody has heard of it"
+    world.report(attempt=2, state=DriverState.STARTING).step()
+    assert (world.condition("Degraded"), world.status.state) == (("False", "Healthy"), "Recovering")
+    assert not edits.is_free(api.dump(world.status))
+    world.edit(suspend=True).step()
+    for name in world.names():
+        world.vanished(name)
+    world.step()
+    world.edit(suspend=False).step()
+    assert (world.status.life, world.status.worked_life, world.status.state) == (2, 1, "Starting")
+    assert edits.is_free(api.dump(world.status)), "a life that has made no step loses none"
 
 
 def _texts(value, path="status"):
