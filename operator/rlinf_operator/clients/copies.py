@@ -95,7 +95,7 @@ def _workload(obj: Manifest) -> Manifest:
     if admission := status.get("admission"):
         assigned = [_assignment(one) for one in admission.get("podSetAssignments") or []]
         status["admission"] = {**admission, "podSetAssignments": assigned}
-    return {"spec": {**_some(spec, ("queueName", "active")), "podSets": sets}, "status": status}
+    return {"spec": {**_some(spec, ("queueName", "active", "priorityClassRef")), "podSets": sets}, "status": status}
 
 
 def _assignment(one: Manifest) -> Manifest:

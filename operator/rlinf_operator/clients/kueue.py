@@ -42,6 +42,9 @@ FLAVOR_S: Final = 60.0
 FLAVORS_KEPT: Final = 256  # a cluster has one for each kind of node
 GATE_OF_TOPOLOGY: Final = "kueue.x-k8s.io/topology"
 MESSAGE_CHARS: Final = 1000
+OWN_CLASS: Final = "WorkloadPriorityClass"
+NO_PRIORITY: Final[Manifest] = {"priority": None, "priorityClassRef": None}
+"""What a Workload has that was made without a class."""
 WAITS_FOR_RECOVERY: Final = "WaitForRecovery"
 """Reason of PodsReady=False from which recoveryTimeout of Kueue's waitForPodsReady counts."""
 _AGAIN_AT_ONCE: Final = ("Preempted", "NodeFailures")
@@ -61,14 +64,15 @@ class Kueue:
 
     async def look(self, job: Manifest) -> QueueView | None:
         meta = job["metadata"]
-        queue = str((meta.get("labels") or {}).get(names.LABEL_QUEUE) or "")
+        labels = meta.get("labels") or {}
+        queue, priority = (str(labels.get(name) or "") for name in (names.LABEL_QUEUE, names.LABEL_QUEUE_PRIORITY))
         if not self._store.serves("Workload", meta["namespace"]):
             return QueueView(queue=queue, provider="") if queue else None
         found = await self._find(job, live=bool(queue))
         if not queue and found is None:
             return None
         place = place_of(found, shares=await self._shares(found)) if found is not None else None
-        return QueueView(queue=queue, provider=KUEUE, place=place)
+        return QueueView(queue=queue, provider=KUEUE, priority=priority, place=place)
 
     async def carry_out(self, order: QueueOrder, job: Manifest, *, now: datetime) -> None:
         namespace, name = job["metadata"]["namespace"], names.workload_name(job["metadata"]["name"])
@@ -87,6 +91,9 @@ class Kueue:
                 if order.pod_sets:
                     meta["annotations"] = made["metadata"]["annotations"]
                     patch["spec"]["podSets"] = made["spec"]["podSets"]
+                priority = await self._priority(job, order.pod_sets)
+                if priority or order.pod_sets:
+                    patch["spec"] |= priority or NO_PRIORITY
                 await self._store.patch("Workload", name, namespace=namespace, patch=patch)
             else:
                 change = _CHANGES[order.kind](found, order, now=now)
@@ -119,7 +126,7 @@ class Kueue:
         of_pods = next((n for s in pod_sets if (n := s.template["spec"].get("priorityClassName"))), "")
         name, kind, group = str(label or of_pods), "PriorityClass", "scheduling.k8s.io"
         if label:
-            kind, group = "WorkloadPriorityClass", "kueue.x-k8s.io"
+            kind, group = OWN_CLASS, "kueue.x-k8s.io"
         if not name:
             return {}
         try:
@@ -203,7 +210,7 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
         standing, words = QueueStanding.GRANTED, {}
     else:
         standing, words = QueueStanding.WAITS, listed.get("Admitted" if holds else "QuotaReserved", {})
-    annotations = found["metadata"].get("annotations") or {}
+    annotations, ref = found["metadata"].get("annotations") or {}, spec.get("priorityClassRef") or {}
     reason, said = str(words.get("reason") or ""), str(words.get("message") or "")
     queue = ((found.get("status") or {}).get("admission") or {}).get("clusterQueue")
     if standing is QueueStanding.GRANTED:
@@ -217,6 +224,7 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
         standing=standing,
         holds=holds,
         asked=annotations.get(names.ANNOTATION_INPUTS, ""),
+        priority=str(ref.get("name") or "") if ref.get("kind") == OWN_CLASS else "",
         ready=is_true("PodsReady"),
         finished=is_true("Finished"),
         message=message[:MESSAGE_CHARS],

@@ -81,6 +81,8 @@ class PlaceInQueue:
     """Quota counts for it, granted or not."""
     asked: str = ""
     """Hash of the pod sets that it was asked for."""
+    priority: str = ""
+    """Class of the queue's own that it waits with; empty: the pods' one, or none."""
     ready: bool = False
     """The provider was told that all pods of this admission are ready."""
     finished: bool = False
@@ -98,6 +100,8 @@ class QueueView:
     """By the job's label; empty: it has none, but had one."""
     provider: str
     """Who serves queues here; empty: nobody does."""
+    priority: str = ""
+    """Class of the queue's own, by the job's label."""
     place: PlaceInQueue | None = None
 
 

@@ -3,6 +3,7 @@
 | the job | Admitted | follows |
 |---|---|---|
 | has no label `kueue.x-k8s.io/queue-name` | True/NoQueue | pods at once |
+| has lost the label since it was admitted | as it was | its pods count in the queue until they are gone |
 | nobody serves queues here | False/NoProvider | no pod; a job that has pods keeps them |
 | waits | False/Queued | no pod |
 | is admitted | True/Admitted | pods, where its share of the quota says |
@@ -68,7 +69,7 @@ NO_QUEUE = QueueGate(
 
 def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
     """`has_pods`: it was admitted before; without a provider nobody can take that back."""
-    if view is None or not view.queue:
+    if view is None or not (view.queue or _counts_its_pods(view, has_pods=has_pods)):
         return NO_QUEUE
     if view.provider == PODGROUPS:
         return _of_gang(view, has_pods=has_pods)
@@ -99,15 +100,20 @@ def judge(view: QueueView | None, *, has_pods: bool) -> QueueGate:
         return _closed(Reason.EVICTED, f"queue {place.queue!r} took its admission back{words}")
     if place.standing is QueueStanding.WAITS:
         return _closed(Reason.QUEUED, f"it waits in queue {place.queue!r}{words}")
-    elsewhere = (
-        f"; label {names.LABEL_QUEUE} says {view.queue!r}: suspend the job to move it"
-        if place.queue != view.queue
-        else ""
-    )
+    elsewhere = ""
+    if place.queue != view.queue:
+        said = f"says {view.queue!r}: suspend the job to move it" if view.queue else "is gone: suspend the job to leave"
+        elsewhere = f"; label {names.LABEL_QUEUE} {said}"
     return QueueGate(
         opens=True, status=Status.TRUE, reason=Reason.ADMITTED, shares=place.shares,
         message=f"queue {place.queue!r} admitted it{words}{elsewhere}",
     )  # fmt: skip
+
+
+def _counts_its_pods(view: QueueView, *, has_pods: bool) -> bool:
+    """A queue that has admitted the pods that are there, though the job names it no more: another job would be let in
+    beside them."""
+    return has_pods and view.place is not None and view.place.gang is None and not view.place.finished
 
 
 def _of_gang(view: QueueView, *, has_pods: bool) -> QueueGate:
@@ -142,15 +148,16 @@ def asks(view: QueueView, *, wanted: str) -> OrderKind | None:
         return OrderKind.GIVE_BACK
     if place.finished:  # by somebody: nothing that is finished waits
         return OrderKind.LEAVE
-    moved = place.queue != view.queue or (wanted and place.asked != wanted)
+    is_other = (place.queue, place.priority) != (view.queue, view.priority)
+    moved = is_other or (wanted and place.asked != wanted)
     return OrderKind.CHANGE if moved and not place.holds else None
 
 
-def of_running(view: QueueView | None, *, ready: bool, lacks: str = "") -> QueueOrder | None:
+def of_running(view: QueueView | None, *, has_pods: bool, ready: bool, lacks: str = "") -> QueueOrder | None:
     """Of a job that may have pods. A provider that waits for pods to be ready evicts those that nobody calls so. It is
     told when they are, and afterwards of a pod that is lacking with no prospect (`lacks` says why); those that start
-    anew are none of its business. A job whose label was taken off leaves."""
-    if view is not None and not view.queue:
+    anew are none of its business. A job whose label was taken off leaves once it has no pods that count there."""
+    if view is not None and not view.queue and not _counts_its_pods(view, has_pods=has_pods):
         return leaves(view, pods_left=False)
     place = view.place if view is not None else None
     if place is None or place.standing is not QueueStanding.GRANTED or place.gang is not None:

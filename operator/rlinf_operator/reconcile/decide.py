@@ -348,6 +348,7 @@ def _write_running(
         plan_within=gate.most(),
         queue=queueing.of_running(
             observed.queue,
+            has_pods=bool(_left(draft)),
             ready=ready is not None and ready.status is Status.TRUE,
             lacks=ready.message if ready is not None and ready.reason in HOPELESS else "",
         ),

@@ -244,11 +244,11 @@ def test_the_provider_is_told_of_a_lost_pod_that_finds_no_node_and_of_no_other()
 def test_who_places_pods_itself_is_told_of_none():
     found = place(QueueStanding.GRANTED, ready=True)
     assert found.place is not None
-    told = queueing.of_running(found, ready=False, lacks="no node")
+    told = queueing.of_running(found, has_pods=True, ready=False, lacks="no node")
     assert told is not None
     assert told.kind is OrderKind.LACKS
     gang = replace(found.place, gang=PodGang(name="rljob-math", size=4))
-    assert queueing.of_running(replace(found, place=gang), ready=False, lacks="no node") is None
+    assert queueing.of_running(replace(found, place=gang), has_pods=True, ready=False, lacks="no node") is None
 
 
 def test_a_replaced_pod_goes_there_too():
@@ -309,6 +309,21 @@ def test_a_place_that_was_deleted_is_asked_for_anew_after_the_pods_are_gone():
     assert world.condition("Admitted") == ("False", "Queued")
 
 
+def test_another_priority_counts_for_a_job_that_waits_and_not_for_one_that_runs():
+    world = queued()
+    world.step()
+    asked = world.step().queue
+    assert asked is not None
+    world.queue = replace(place(QueueStanding.WAITS, asked=asking.inputs(asked.pod_sets)), priority="urgent")
+    told = world.step().queue
+    assert told is not None
+    assert (told.kind, told.pod_sets) == (OrderKind.CHANGE, asked.pod_sets)
+    world = admitted()
+    assert world.queue is not None
+    world.queue = replace(world.queue, priority="urgent")
+    assert order(world) is not OrderKind.CHANGE
+
+
 def test_a_place_that_somebody_finished_is_left_and_asked_for_anew():
     world = admitted()
     world.queue = place(QueueStanding.GRANTED, finished=True)
@@ -357,14 +372,32 @@ def test_a_suspended_job_keeps_a_place_that_somebody_deactivated():
     assert order(drained(world)) is None
 
 
-def test_a_job_whose_label_was_taken_off_leaves_and_goes_on():
+def test_a_job_whose_label_was_taken_off_goes_on_and_leaves_when_its_pods_are_gone():
+    """Its quota given back before, the next job would be let in beside them."""
     world = admitted()
     assert world.queue is not None
     world.queue = replace(world.queue, queue="")
     decision = world.step()
-    assert decision.queue is not None
-    assert (decision.queue.kind, decision.drain) == (OrderKind.LEAVE, None)
-    assert world.condition("Admitted") == ("True", "NoQueue")
+    assert (decision.queue, decision.drain) == (None, None)
+    assert world.condition("Admitted") == ("True", "Admitted")
+    assert world.message("Admitted").endswith("label kueue.x-k8s.io/queue-name is gone: suspend the job to leave")
+    world.edit(suspend=True)
+    assert order(world) is None
+    assert order(drained(world)) is OrderKind.LEAVE
+    world.queue = None
+    world.edit(suspend=False)
+    assert order(world) is None
+    assert (world.condition("Admitted"), world.names() != []) == (("True", "NoQueue"), True)
+
+
+def test_one_that_is_evicted_behind_its_label_is_drained_and_begins_without_a_queue():
+    world = admitted()
+    withdrawn = place(QueueStanding.WITHDRAWN)
+    world.queue = replace(withdrawn, queue="")
+    assert world.step().drain is not None
+    assert drained(world).names() == []
+    world.step()
+    assert (world.condition("Admitted"), world.names() != []) == (("True", "NoQueue"), True)
 
 
 def test_an_evicted_job_with_a_spec_that_is_not_valid_is_drained_as_well():

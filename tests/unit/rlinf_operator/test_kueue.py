@@ -273,6 +273,28 @@ async def test_a_class_that_is_not_there_is_a_sentence(served):
     assert ("Workload", "team", "rljob-math") not in served.server.objects
 
 
+async def test_a_job_that_waits_has_the_priority_that_it_says_now(served):
+    for known, name, number in (("WorkloadPriorityClass", "high", 7), ("PriorityClass", "pods", 3)):
+        served.server.put({"kind": known, "metadata": {"name": name, "namespace": ""}, "value": number})
+    spec = {"containers": [{"name": "agent"}], "priorityClassName": "pods"}
+    one = PodSet(name="driver", count=1, template={"spec": spec})
+    plain = PodSet(name="driver", count=1, template={"spec": {"containers": [{"name": "agent"}]}})
+
+    async def changed(*sets: PodSet, **labels: str) -> tuple[Any, str]:
+        said = job(kueue__queue_name="lq", **labels)
+        await served.kueue.carry_out(QueueOrder(kind=OrderKind.CHANGE, queue="lq", pod_sets=sets), said, now=NOW)
+        view = await served.kueue.look(said)
+        assert (view.priority, view.place.priority) == (labels.get("kueue__priority_class", ""),) * 2
+        stored = served.stored()["spec"]
+        return stored.get("priority"), (stored.get("priorityClassRef") or {}).get("name", "")
+
+    await served.tell(OrderKind.ASK, job(kueue__queue_name="lq"), pod_sets=(one,))
+    assert await changed(one, kueue__priority_class="high") == (7, "high")
+    assert await changed(kueue__priority_class="high") == (7, "high"), "before there is a plan, too"
+    assert await changed(one) == (3, "pods")
+    assert await changed(plain) == (None, "")
+
+
 async def test_what_it_waits_for_is_changed_in_place(served):
     template = {"metadata": {}, "spec": {"containers": [{"name": "agent", "image": "i"}]}}
     one = PodSet(name="driver", count=1, template=template)
