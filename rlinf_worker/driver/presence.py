@@ -69,8 +69,7 @@ class Presence:
     @property
     def goes_on(self) -> str:
         """The same; empty: nobody is away, or others are waited for, too."""
-        job, away = self._job, self._job.members.away
-        return self.words if away and job.begun and job.all_here else ""
+        return self.words if self._job.members.away and self._job.goes_on else ""
 
     # --- begin --------------------------------------------------------------------------------------------------------
     def settle(self) -> None:

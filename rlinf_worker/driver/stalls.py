@@ -11,7 +11,9 @@ agent's heartbeats (runtime/work.py): for how long it has not moved, at what, an
   are made again; else the ticket is named, and then the job fails, as they can never come.
 * All wait, and the flow has not said all of a step: it is named, and left alone, as it may wait for the world.
 * All wait though steps do not go on again, as one is not ready yet: whoever has stood still for longest is replaced
-  after `stall_deadline_s`. Nobody is while one is away, or loads: these have deadlines of their own.
+  after `stall_deadline_s`. Nobody is while a lost one is waited for, or one loads: these have deadlines of their own.
+
+Where steps go on without some that are away, all of this is asked of the others.
 
 Whoever is replaced counts as failed, and so a job that stands still again and again fails with the name of the last.
 """
@@ -55,7 +57,7 @@ class Stalls:
         workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
         self.words, self.is_stalled = "", False
         self._make_up([w for w in workers if w.state is WorkerState.READY])
-        if not job.is_running or any(w.state is not WorkerState.READY for w in workers):
+        if not job.goes_on or any(w.state is not WorkerState.READY for w in workers):
             self._look_at_recovery(workers)
             return
         limit, deadline = self._limits()
@@ -78,7 +80,7 @@ class Stalls:
             if still_s > deadline and is_heard:
                 job.fail(Reason.USER_ERROR, self.words)
             return
-        blocking = self._blocking(step.number)
+        blocking = self._blocking(step.number, workers)
         self.words = f"step {step.number} has not moved for {still_s:.0f} s: {'; '.join(map(_waits, blocking))}"
         if still_s > deadline and is_heard:
             self._replace(blocking[0], still_s)
@@ -107,11 +109,11 @@ class Stalls:
         usual = USUAL_STEPS * statistics.median(seconds)
         return max(settings.stall_notice_s, usual), max(settings.stall_deadline_s, usual)
 
-    def _blocking(self, step: int) -> list[WorkerRecord]:
-        """Who holds what the step waits for, else who has stood still for longest: at least one."""
-        workers = self._job.members.workers
-        holders = [workers[wid] for wid in self._exchange.ends.holders(step) if wid in workers]
-        return (holders or sorted(workers.values(), key=lambda w: -w.still_s))[:MAX_NAMED]
+    def _blocking(self, step: int, workers: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Who of them holds what the step waits for, else who has stood still for longest: at least one."""
+        known = {w.placed.id: w for w in workers}
+        holders = [known[wid] for wid in self._exchange.ends.holders(step) if wid in known]
+        return (holders or sorted(workers, key=lambda w: -w.still_s))[:MAX_NAMED]
 
     def _replace(self, record: WorkerRecord, still_s: float) -> None:
         self.replaced += 1

@@ -3,10 +3,12 @@
 import pytest
 
 from rlinf_api import names
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.members import WorkerState
+from rlinf_worker.queues.units import UnitState
 from rlinf_worker.settings import Settings
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
@@ -102,6 +104,54 @@ async def test_what_is_slow_is_told_also_while_somebody_is_away():
     await world.until_step(driver.job.ledger.committed + 2)
     driver.notices.look(world.clock.now)
     assert driver.job.standing.message == words
+
+
+def all_wait(world: Places, seconds: float) -> None:
+    """Heard from a moment ago, and nothing moves."""
+    for wid, record in world.driver.job.members.workers.items():
+        if wid not in world.driver.job.members.away:
+            said = agents_pb2.Progress(worker=wid, phase="step", still_s=seconds)
+            beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said]))
+            world.driver.agents.heard(record.placed.pod, beat)
+
+
+async def without_one() -> Places:
+    """Steps go on without env/1, and one is open."""
+    world = Places(steps=40)
+    await world.until_step(2)
+    world.lose()
+    await world.until_step(4)
+    ledger = world.driver.job.ledger
+    await world.run_until(lambda: any(step.sealed for step in ledger.open_steps))
+    return world
+
+
+async def test_a_flow_that_waits_while_one_is_away_costs_nobody_of_the_others():
+    world = await without_one()
+    driver = world.driver
+    driver.job.ledger.open_steps[0].sealed = False
+    all_wait(world, 61.0)
+    driver.stalls.tick()
+    assert (driver.stalls.replaced, driver.stalls.is_stalled) == (0, True)
+    driver.notices.look(world.clock.now)
+    assert "all workers have waited for 61 s: the flow has not said all of step" in driver.job.standing.message
+
+
+async def test_who_holds_a_step_up_while_one_is_away_is_replaced_and_not_who_has_waited_longest():
+    world = await without_one()
+    driver = world.driver
+    queue, step = driver.exchange.queues["segments"].core, driver.job.ledger.open_steps[0].number
+    key = driver.exchange.ends.waiting_for(step)[0]
+    entry = next(entry for entry in queue.book.entries.values() if entry.unit.key == key)
+    queue.book.move(entry, UnitState.HELD, consumer=WorkerId("env/0"))
+    all_wait(world, 61.0)
+    longest = driver.job.members.workers[WorkerId("rollout/0")]
+    said = agents_pb2.Progress(worker="rollout/0", phase="step", still_s=900.0)
+    driver.agents.heard(longest.placed.pod, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said])))
+    driver.stalls.tick()
+    assert driver.stalls.replaced == 1
+    assert driver.job.members.workers[WorkerId("env/0")].state is not WorkerState.READY
+    assert longest.state is WorkerState.READY
 
 
 def keep_away(world: Places, key: tuple[str, int]) -> None:
