@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlinf_api import conditions, failure_rules, names
+from rlinf_api.errors import DeadlineExceeded
 from rlinf_api.failure_rules import Met
 from rlinf_api.job import FailureAction
 from rlinf_api.report import Failure
@@ -83,7 +84,13 @@ class Toll:
         if exit_code == names.EXIT_BUG:
             self._job.fail("InternalError", f"worker {record.placed.id}: {said}", failure)
             return None
-        return Loss()
+        return Loss(is_counted=not self._waited_for_a_pod(failure))
+
+    def _waited_for_a_pod(self, failure: Failure) -> bool:
+        """All that wait for a pod which finds no node run out of patience, hundreds of ranks at once, and none of them
+        is to blame. Of the pod itself people are told elsewhere."""
+        absent = any(pod.wanted and not pod.attached for pod in self._job.members.pods.values())
+        return absent and failure.reason == DeadlineExceeded.__name__
 
     def of_one_given_up(self, record: WorkerRecord, why: str) -> Loss:
         """It did not end by itself, and has no exit code."""

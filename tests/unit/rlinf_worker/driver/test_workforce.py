@@ -160,6 +160,24 @@ def test_too_many_failures_fail_the_job_with_the_first_of_them():
     assert (failure.message, failure.role, failure.pod) == ("death 1", "env", "j-sim-0-a1")
 
 
+def test_who_waits_in_vain_for_a_pod_that_is_not_there_has_not_failed():
+    site = Site(envs=2, pods=2, max_restarts=1)
+    for key in site.members.pods:
+        if key != ("sim", 1):
+            site.attach(key)
+    site.force.start_workers()
+    for attempt in (1, 2, 3):
+        site.exit("env/0", attempt, names.EXIT_RETRYABLE, reason="DeadlineExceeded", message="no roster in 1800 s")
+        site.later(2)
+    assert site.failed == []
+    assert site.record("env/0").restarts == 3
+    site.attach(("sim", 1))
+    for attempt in (4, 5):
+        site.exit("env/0", attempt, names.EXIT_RETRYABLE, reason="DeadlineExceeded", message="no roster in 1800 s")
+        site.later(2)
+    assert [reason for reason, _, _ in site.failed] == ["TooManyRestarts"]
+
+
 @pytest.mark.parametrize(("code", "reason"), [(names.EXIT_USER_ERROR, "UserError"), (names.EXIT_BUG, "InternalError")])
 def test_an_exit_that_no_restart_can_help_fails_the_job(code, reason):
     site, _ = started()
