@@ -6,7 +6,7 @@ For: exchange.py, which hears what becomes of units; stalls.py, notices.py and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, product
 
@@ -133,7 +133,6 @@ class StepEnds:
 
     def holders(self, step: int) -> list[WorkerId]:
         """Who has in hand what the step waits for, in the order of what waits longest."""
-        found: dict[WorkerId, None] = {}
         age = self.age_of(step)
         waited = {
             ticket
@@ -141,6 +140,11 @@ class StepEnds:
             for key in gang.steps.waiting_for(step)
             for ticket in gang.steps.at(age).tickets_of(key)
         }
+        return self.holders_of(waited)
+
+    def holders_of(self, waited: Collection[str]) -> list[WorkerId]:
+        """Who works on these tickets, or on what came of them."""
+        found: dict[WorkerId, None] = {}
         for queue in self._queues.values():
             found |= dict.fromkeys(queue.core.book.consumers_of(waited))
         return list(found)

@@ -21,7 +21,7 @@ from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.payload_type import Declared, PayloadMismatch, PayloadType
 from rlinf_worker.channels.protocol import LineageKey
 from rlinf_worker.driver.core import Driver
-from rlinf_worker.driver.job import Dirty, MetricBound
+from rlinf_worker.driver.job import Dirty, FlowWait, Job, MetricBound
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
 from rlinf_worker.flows.protocol import FlowFunction, Result, Step, Ticket
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
@@ -114,8 +114,17 @@ class FlowResults:
                 waiting.pop()
             return not waiting
 
-        await job.until(are_through, what=f"results of {len(keys)} tickets of step {step.number}")
+        await _waits(job, FlowWait(f"results of {len(keys)} tickets of step {step.number}", waiting), are_through)
         return exchange.results[self._channel].of(age, keys)
+
+
+async def _waits(job: Job, wait: FlowWait, condition: Callable[[], bool]) -> None:
+    """So that people are told of it, and of who holds it up."""
+    job.flow_waits = wait
+    try:
+        await job.until(condition, what=wait.what)
+    finally:
+        job.flow_waits = FlowWait()
 
 
 class FlowRun:
@@ -231,10 +240,8 @@ class FlowRun:
         self._driver.job.watches[metric] = MetricBound(at_most=at_most, reason=Reason(reason), words=words)
 
     async def shared(self, name: str) -> Any:
-        driver = self._driver
-        await driver.job.until(
-            lambda: driver.facts.get(name) is not None, what=f"fact {name!r}, which no role has shared"
-        )
+        driver, wait = self._driver, FlowWait(f"fact {name!r}, which no role has shared")
+        await _waits(driver.job, wait, lambda: driver.facts.get(name) is not None)
         return json.loads(driver.facts.get(name) or "null")
 
     def steps(self) -> AsyncIterator[Step]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import Any, Final
@@ -59,6 +59,17 @@ class Outlook:
     state: DriverState
     reason: str
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowWait:
+    """What the flow waits for in a call of ours, for people, and the tickets that it waits for.
+
+    FlowWait("results of 2 tickets of step 3", ("env:0@3", "env:1@3"))
+    """
+
+    what: str = ""
+    tickets: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +126,7 @@ class Job:
         self.sequence = 0  # of what people see
         self._instructions = 0
         self.watches: dict[str, MetricBound] = {}  # by metric; declared by the flow
+        self.flow_waits = FlowWait()
         self.marks = Dirty.NOTHING
         self._moved: set[WorkerId] | None = set()  # whom the mark MEMBERS is of; None: of anybody
         self._ran = False

@@ -9,7 +9,8 @@ agent's heartbeats (runtime/work.py): for how long it has not moved, at what, an
   replaced after `stall_deadline_s` or five usual steps.
 * All wait for units of a ticket on which nobody works any more: where a worker that makes units died in this step they
   are made again; else the ticket is named, and then the job fails, as they can never come.
-* All wait, and the flow has not said all of a step: it is named, and left alone, as it may wait for the world.
+* All wait, and the flow has not said all of a step: it is named, with what it waits for, and left alone, as that may be
+  the world. Where it waits for results, whoever holds their tickets is replaced as above.
 * All wait though steps do not go on again, as one is not ready yet: whoever has stood still for longest is replaced
   after `stall_deadline_s`. Nobody is while a lost one is waited for, or one loads: these have deadlines of their own.
 
@@ -70,12 +71,14 @@ class Stalls:
             return
         self.is_stalled = True
         step = next(iter(job.ledger.open_steps), None)
-        if step is None or not step.sealed:
+        asked = job.flow_waits
+        if step is None or not (step.sealed or asked.tickets):
             what = f"all of step {step.number}" if step is not None else "another step"
-            self.words = f"all workers have waited for {still_s:.0f} s: the flow has not said {what}"
+            said = f"{what}, as it waits for {asked.what}" if asked.what else what
+            self.words = f"all workers have waited for {still_s:.0f} s: the flow has not said {said}"
             return
         is_heard = all(w.silent_s < FRESH_S for w in workers)
-        if short := self._exchange.ends.short(step.number):
+        if step.sealed and (short := self._exchange.ends.short(step.number)):
             self.words = _never(step.number, *short[0])
             if still_s > deadline and is_heard:
                 job.fail(Reason.USER_ERROR, self.words)
@@ -111,8 +114,8 @@ class Stalls:
 
     def _blocking(self, step: int, workers: list[WorkerRecord]) -> list[WorkerRecord]:
         """Who of them holds what the step waits for, else who has stood still for longest: at least one."""
-        known = {w.placed.id: w for w in workers}
-        holders = [known[wid] for wid in self._exchange.ends.holders(step) if wid in known]
+        known, ends, asked = {w.placed.id: w for w in workers}, self._exchange.ends, self._job.flow_waits.tickets
+        holders = [known[wid] for wid in (ends.holders_of(asked) if asked else ends.holders(step)) if wid in known]
         return (holders or sorted(workers, key=lambda w: -w.still_s))[:MAX_NAMED]
 
     def _replace(self, record: WorkerRecord, still_s: float) -> None:

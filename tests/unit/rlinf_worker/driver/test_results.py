@@ -13,6 +13,7 @@ from rlinf_api.names import WorkerId
 from rlinf_worker.channels.protocol import LineageKey, PolicyVersion
 from rlinf_worker.driver import results
 from rlinf_worker.driver.flow import FlowRun
+from rlinf_worker.driver.job import FlowWait
 from rlinf_worker.driver.results import ResultsBook
 from rlinf_worker.driver.steps import StepLedger
 from rlinf_worker.driver.topology import QueueSpec
@@ -187,9 +188,14 @@ async def test_a_ticket_that_a_flow_withdraws_is_through_and_its_others_are_not(
     running.source.withdraw(keys[:2], step=step)
     assert [through.has(Age(0, 1), key) for key in keys] == [True, True, False]
     assert await running.scores.of(step, keys[:2]) == []
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await running.scores.of(step, keys[2:])
+    asked = asyncio.ensure_future(running.scores.of(step, keys[2:]))
+    await asyncio.sleep(0.05)
+    assert not asked.done()
+    told = running.driver.job.flow_waits
+    assert (told.what, list(told.tickets)) == ("results of 1 tickets of step 1", ["c"])
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert running.driver.job.flow_waits == FlowWait()
     assert not running.driver.job.take_marks(), "it is settled"
 
 

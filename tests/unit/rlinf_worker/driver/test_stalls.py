@@ -7,6 +7,7 @@ import pytest
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api.conditions import Reason
 from rlinf_api.names import WorkerId
+from rlinf_worker.driver.job import FlowWait
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.queues.units import UnitState
 from tests.builders_driver import make_job
@@ -192,6 +193,23 @@ async def test_a_flow_that_has_not_said_all_of_a_step_is_named_and_nobody_is_rep
     wanted = f"all workers have waited for 300 s: the flow has not said all of step {step}"
     assert told(world) == (Reason.STALLED, wanted)
     assert world.driver.stalls.replaced == 0
+
+
+async def test_what_a_flow_waits_for_is_named_and_who_holds_its_tickets_is_replaced(world):
+    job = world.driver.job
+    key = holds_up(world, ENV)
+    job.ledger.open_steps[0].sealed = False
+    number = job.ledger.open_steps[0].number
+    all_say(world, still_s=300.0)
+    job.flow_waits = FlowWait("fact 'typo', which no role has shared")
+    words = f"the flow has not said all of step {number}, as it waits for fact 'typo', which no role has shared"
+    assert told(world) == (Reason.STALLED, f"all workers have waited for 300 s: {words}")
+    assert world.driver.stalls.replaced == 0
+    says(world, "actor/0", still_s=900.0)
+    job.flow_waits = FlowWait("results of a ticket", [key])
+    told(world)
+    assert world.driver.stalls.replaced == 1
+    assert job.members.workers[ENV].state is not WorkerState.READY
 
 
 async def test_while_somebody_is_started_again_nobody_is_blamed(world):
