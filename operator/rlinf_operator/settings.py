@@ -95,9 +95,11 @@ class OperatorSettings:
     some then. It holds for pods made from then on."""
 
     driver_grace_s: int = 30
-    """terminationGracePeriodSeconds of drivers: Kubernetes' default; a driver only has to say goodbye."""
+    """terminationGracePeriodSeconds of drivers whose template has none: Kubernetes' default; a driver only has to say
+    goodbye."""
     worker_grace_s: int = 30
-    """terminationGracePeriodSeconds of worker pods: an actor finishes its optimizer step or checkpoint."""
+    """terminationGracePeriodSeconds of worker pods whose template has none: an actor finishes its optimizer step or
+    checkpoint."""
     node_lost_toleration_s: int = 5
     """How long pods stay bound to a node that is lost. Kubernetes' 300 s would be 5 minutes without them; 0 s would
     move everything at each hiccup of a kubelet, whose silence of 10-40 s was waited for already."""

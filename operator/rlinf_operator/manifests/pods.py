@@ -71,6 +71,9 @@ def driver(
         },
     }
     volumes, container["volumeMounts"] = _volumes(job, "driver", shm_bytes=MIN_SHM_BYTES, settings=settings)
+    administrators, jobs = settings.driver_template.parsed(), driver_template(spec)
+    wanted = templates.overlay(administrators, jobs)
+    grace_s = _grace_s(wanted, otherwise=settings.driver_grace_s)
     owned = {
         "metadata": metadata(
             job,
@@ -78,17 +81,16 @@ def driver(
             label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
             annotations={names.ANNOTATION_INPUTS: inputs(spec), names.ANNOTATION_LIFE: str(life)},
         ),
-        "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=settings.driver_grace_s, settings=settings)
+        "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
-    administrators, jobs = settings.driver_template.parsed(), driver_template(spec)
     layers = {
         "the operator's driver_template": administrators, "spec.template": spec.template,
         "spec.driver.template": spec.driver.template,
     }  # fmt: skip
     theirs = (*_ADMINISTRATORS_FIELDS, *(f for f in _USERS_FIELDS if container_in(jobs, names.CONTAINER_DRIVER).get(f)))
     return _merged(
-        owned, templates.overlay(administrators, jobs), container=names.CONTAINER_DRIVER, theirs=theirs,
+        owned, wanted, container=names.CONTAINER_DRIVER, theirs=theirs,
         where=" or ".join(name for name, layer in layers.items() if layer),
     )  # fmt: skip
 
@@ -103,7 +105,7 @@ def worker(
 ) -> Rendered:
     own = spec.pool(pool)
     wanted = pool_template(spec, own)
-    grace_s = wanted.get("spec", {}).get("terminationGracePeriodSeconds", settings.worker_grace_s)
+    grace_s = _grace_s(wanted, otherwise=settings.worker_grace_s)
     values = _values(job, spec, attempt=attempt, life=life, settings=settings) | {
         names.ENV_POOL: pool,
         names.ENV_ORDINAL: str(ordinal),
@@ -130,7 +132,7 @@ def worker(
             label=label,
             annotations={names.ANNOTATION_INPUTS: inputs(spec, pool), names.ANNOTATION_LIFE: str(life)},
         ),
-        "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=settings.worker_grace_s, settings=settings)
+        "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
     where = f"spec.template or spec.pools[{pool}].template" if spec.template else f"spec.pools[{pool}].template"
@@ -143,6 +145,12 @@ def pool_template(spec: RLJobSpec, pool: PoolSpec) -> Manifest:
     found = templates.without(spec.template, names.CONTAINER_DRIVER)
     found = templates.overlay(found, templates.with_image(names.CONTAINER_AGENT, pool.image))
     return templates.overlay(found, pool.template)
+
+
+def _grace_s(template: Manifest, *, otherwise: int) -> int:
+    """One number for the pod and for its agent, which plans with it."""
+    said = template.get("spec", {}).get("terminationGracePeriodSeconds")
+    return otherwise if said is None else said
 
 
 def _merged(

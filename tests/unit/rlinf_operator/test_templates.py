@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rlinf_api import supported, templates
+from rlinf_api import names, supported, templates
 from rlinf_operator.manifests import pods
 from rlinf_operator.manifests.metadata import JobMeta, inputs
 from rlinf_operator.settings import DEFAULTS, DriverTemplate
@@ -123,6 +123,19 @@ def test_what_the_operator_owns_it_keeps_and_says_whose_word_it_did_not_take():
     assert worker(spec).conflicts == (
         "spec.template or spec.pools[sim].template.spec.restartPolicy is 'Always'; the operator sets 'Never'",
     )
+
+
+def test_the_grace_of_a_template_is_the_pods_and_what_its_agent_is_told():
+    longer = {"spec": {"terminationGracePeriodSeconds": 300}}
+    for spec in (job({"template": longer}), job(template=longer)):
+        rendered = worker(spec)
+        told = {e["name"]: e.get("value") for e in own(rendered)["env"]}[names.ENV_GRACE]
+        assert (rendered.manifest["spec"]["terminationGracePeriodSeconds"], told) == (300, "300")
+        assert rendered.conflicts == ()
+    of_drivers = (driver(job(template=longer)), driver(job(driver={"template": longer})), driver(job(), longer))
+    assert [made.manifest["spec"]["terminationGracePeriodSeconds"] for made in of_drivers] == [300, 300, 300]
+    assert [made.conflicts for made in of_drivers] == [(), (), ()]
+    assert driver(job({"template": longer})).manifest["spec"]["terminationGracePeriodSeconds"] == 30
 
 
 def image(name):
