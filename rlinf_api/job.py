@@ -383,6 +383,10 @@ class RLJobSpec(Model):
                     "may run there",
                 ),
                 cel(
+                    f"self.pools.all(p, p.name != '{names.COMPONENT_DRIVER}')",
+                    "spec.pools[*].name is driver, which in a queue is the name of the driver's own pod; rename it",
+                ),
+                cel(
                     f"{roles_in_cel('self')}.all(n, self.pools.exists(p, p.roles.size() == 0 || n in p.roles))",
                     "spec.roles has a role that no pool may run; add its name to spec.pools[*].roles",
                 ),

@@ -60,6 +60,9 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
         for name in sorted({n for n in listed if listed.count(n) > 1}):
             yield Problem(field=f"spec.{kind}", message=f"name {name!r} is used twice; rename one")
     for pool in spec.pools:
+        if pool.name == names.COMPONENT_DRIVER:
+            message = f"got {pool.name!r}, which in a queue is the name of the driver's own pod; rename it"
+            yield Problem(field=f"spec.pools[{pool.name}].name", message=message)
         for name in pool.roles:
             if name not in role_names:
                 yield Problem(

@@ -103,6 +103,10 @@ def test_a_good_manifest_has_no_problem():
             "spec.roles: name 'env' is used twice; rename one",
         ),
         (
+            lambda m: m["spec"]["pools"][0].update(name="driver"),
+            "spec.pools[driver].name: got 'driver', which in a queue is the name of the driver's own pod; rename it",
+        ),
+        (
             lambda m: m["spec"]["pools"][0].update(roles=["env", "env"]),
             "spec.pools[sim].roles: names role 'env' twice; remove one",
         ),
