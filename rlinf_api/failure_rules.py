@@ -6,6 +6,8 @@ which all that it names is true of the failure; none: what docs/recovery.md says
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,7 +39,9 @@ _KINDS: Final = {
 class Met:
     rule: FailureRule
     key: str
-    """Its name, or its place in the list from 0, as API servers name it: what counts and messages go by."""
+    """What counts go by (`key_of`)."""
+    called: str
+    """What messages go by (`called`)."""
 
     @property
     def action(self) -> FailureAction:
@@ -46,20 +50,31 @@ class Met:
     @property
     def told(self) -> str:
         """
-        >>> Met(rule=FailureRule(action=FailureAction.FAIL_JOB), key="0").told
+        >>> Met(rule=FailureRule(action=FailureAction.FAIL_JOB), key="#a6f1c5e0", called="0").told
         "rule '0' of spec.failurePolicy says FailJob"
         """
-        return f"rule {self.key!r} of spec.failurePolicy says {self.action}"
+        return f"rule {self.called!r} of spec.failurePolicy says {self.action}"
 
 
-def key_of(rules: Sequence[FailureRule], position: int) -> str:
-    return rules[position].name or str(position)
+def key_of(rule: FailureRule) -> str:
+    """Its name, or a hash of what it meets and what follows. What is counted outlives edits, by which a place in the
+    list may be another rule's. Bound and pause may be edited, and what was counted counts on."""
+    meets = [rule.role, rule.pool, sorted(rule.exit_codes), sorted(rule.reasons), rule.after_seconds, rule.action]
+    return rule.name or f"#{hashlib.sha256(json.dumps(meets).encode()).hexdigest()[:8]}"
 
 
-def bounds(rules: Sequence[FailureRule]) -> dict[str, int]:
-    """Of the rules that count their restarts by themselves, by key."""
-    found = ((key_of(rules, position), rule.max_restarts) for position, rule in enumerate(rules))
-    return {key: most for key, most in found if most is not None}
+def by_key(rules: Sequence[FailureRule]) -> dict[str, FailureRule]:
+    """Of two with one key the first: the other one meets nothing."""
+    return {key_of(rule): rule for rule in reversed(rules)}
+
+
+def called(rules: Sequence[FailureRule], key: str) -> str:
+    """Its name, or its place in the list from 0, as API servers name it; its key, where an edit has taken it away."""
+    return next((_called(rule, position) for position, rule in enumerate(rules) if key_of(rule) == key), key)
+
+
+def _called(rule: FailureRule, position: int) -> str:
+    return rule.name or str(position)
 
 
 def met(
@@ -90,7 +105,7 @@ def met(
             and (not rule.pool or rule.pool == pool)
             and (not rule.exit_codes or exit_code in rule.exit_codes)
         ):
-            return Met(rule=rule, key=key_of(rules, position))
+            return Met(rule=rule, key=key_of(rule), called=_called(rule, position))
     return None
 
 
@@ -109,7 +124,7 @@ def check(spec: RLJobSpec) -> Iterator[Problem]:
     pools = {pool.name: pool.roles for pool in spec.pools}
     roles = [role.name for role in spec.roles]
     for position, rule in enumerate(rules):
-        field = f"spec.failurePolicy.rules[{key_of(rules, position)}]"
+        field = f"spec.failurePolicy.rules[{_called(rule, position)}]"
         if rule.role and rule.role not in roles:
             message = f"got {rule.role!r}, which is none of spec.roles ({', '.join(roles)}); correct it"
             yield Problem(field=f"{field}.role", message=message)

@@ -312,7 +312,8 @@ class FailureRule(Model):
         }
     )
     name: Annotated[str, Field(max_length=63, pattern=r"^([a-z]([-a-z0-9]*[a-z0-9])?)?$")] = ""
-    """How messages and status.restarts call it. Empty: by its place in the list, from 0."""
+    """How messages and status.restarts call it. Empty: by its place in the list, from 0, and in status.restarts by a
+    hash of what it meets, so that edits of the list leave its count alone."""
     role: Annotated[str, Field(max_length=63)] = ""
     """Role it applies to: of the worker that failed, or a role of the pool whose pod did. Empty: any, and drivers."""
     pool: Annotated[str, Field(max_length=63)] = ""

@@ -137,7 +137,7 @@ class Toll:
         """What a rule of failurePolicy says of a worker that ended: in each case it is started again meanwhile."""
         worker, said = record.placed.id, failure.message or failure.reason
         text = f"{met.told}: worker {worker} ended ({failure.reason}, exit code {failure.exit_code}): {said}"
-        self._job.event("failure-rule", text, worker=worker, rule=met.key, action=str(met.action))
+        self._job.event("failure-rule", text, worker=worker, rule=met.called, action=str(met.action))
         if met.action is FailureAction.FAIL_JOB:
             self._job.fail(conditions.Reason.FAILURE_RULE, text, failure)
         problem = self.rules.obey(met, failure)

@@ -7,18 +7,18 @@ too, of `life/N` in the place of a pod: it says which life there must be, until 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from rlinf_api import times
+from rlinf_api import failure_rules, times
+from rlinf_api.job import FailureRule
 from rlinf_operator.policies.failure import Cause
 
 MAX_ENTRIES: Final = 1000  # the CRD's bound; a job that replaced more within its window has failed long ago
 UNCOUNTED: Final = frozenset({Cause.STALE, Cause.NO_DRIVER, Cause.RULED})
 _LIFE: Final = "life/"
-_NONE: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Restart:
     pod: str
     cause: str
     rule: str = ""
-    """Key of the rule of failurePolicy that it met."""
+    """Key of the rule of failurePolicy that it met (failure_rules.key_of)."""
 
     def __str__(self) -> str:
         return f"{times.text(self.at)} {self.pod} {self.cause}" + (f":{self.rule}" if self.rule else "")
@@ -81,18 +81,21 @@ def allowed(pods: int, *, least: int, per_pod: int) -> int:
 
 
 def exceeded(
-    entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int, rules: Mapping[str, int] = _NONE
+    entries: Sequence[Restart], *, max_restarts: int, infrastructure_restarts: int, rules: Sequence[FailureRule] = ()
 ) -> str:
     """Why there may be no further replacement; empty where there may. Workers inside pods are the driver's count.
-    `rules`: bounds of those that count by themselves, by key."""
-    for key, most in rules.items():
+    `rules`: those of the spec, of which some count by themselves."""
+    bounds = {key: rule.max_restarts for key, rule in failure_rules.by_key(rules).items()}
+    bounded = {key: most for key, most in bounds.items() if most is not None}
+    for key, most in bounded.items():
         own = sum(1 for e in entries if e.rule == key and e.cause not in UNCOUNTED)
         if own > most:
+            called = failure_rules.called(rules, key)
             return (
-                f"{own} failures met rule {key!r} of spec.failurePolicy, whose maxRestarts is {most}; "
+                f"{own} failures met rule {called!r} of spec.failurePolicy, whose maxRestarts is {most}; "
                 "look at firstFailure, then repair the cause or raise it"
             )
-    entries = [e for e in entries if e.rule not in rules]
+    entries = [e for e in entries if e.rule not in bounded]
     program = sum(1 for e in entries if e.cause == Cause.PROGRAM)
     if program > max_restarts:
         return (

@@ -89,11 +89,10 @@ def of_worker(ruling: Ruling, pod: PodView, *, rules: Sequence[FailureRule]) -> 
     if ruling.action not in set(FailureAction):
         return None  # a newer driver's
     action = FailureAction(ruling.action)
-    keys = {failure_rules.key_of(rules, position): rule for position, rule in enumerate(rules)}
-    rule = keys.get(ruling.rule)
+    rule = failure_rules.by_key(rules).get(ruling.rule)
     if rule is None or rule.action is not action:
         rule = FailureRule(action=action)
-    met = Met(rule=rule, key=ruling.rule)
+    met = Met(rule=rule, key=ruling.rule, called=failure_rules.called(rules, ruling.rule))
     return Ruled(pod=pod, met=met, cause=cause_of(met, Cause.PROGRAM), failure=ruling.failure)
 
 
@@ -110,7 +109,7 @@ def of_silent_agent(
     words = "its driver hears nothing of its agent, which is frozen or cut off"
     failure = Failure(pod=pod.name, node=pod.node, exit_code=-1, reason=AGENT_SILENT, message=words)
     met = failure_rules.met(rules, roles=roles, pool=pod.pool, exit_code=-1, reason=AGENT_SILENT)
-    met = met or Met(rule=FailureRule(action=FailureAction.RESTART_POD), key=NO_RULE)
+    met = met or Met(rule=FailureRule(action=FailureAction.RESTART_POD), key=NO_RULE, called=NO_RULE)
     return Ruled(pod=pod, met=met, cause=cause_of(met, Cause.PROGRAM), failure=failure), None
 
 

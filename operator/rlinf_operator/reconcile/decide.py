@@ -289,7 +289,7 @@ def _suspend_by_rule(
     status.ended(draft, found, report)
     draft.first_failure(ruled.failure)
     draft.knows(restarts=[str(entry) for entry in found.restarts])
-    held = SuspendedBy(generation=draft.observed.generation, rule=ruled.met.key, message=ruled.message[:1000])
+    held = SuspendedBy(generation=draft.observed.generation, rule=ruled.met.called, message=ruled.message[:1000])
     draft.fields["suspended_by"] = held
     return _telling(_suspend(draft, spec, held=held), found)
 

@@ -235,7 +235,7 @@ def _replace(
     now: datetime,
     settings: OperatorSettings,
 ) -> tuple[Restart, ...]:
-    by_key = {failure_rules.key_of(wanted.rules, position): rule for position, rule in enumerate(wanted.rules)}
+    by_key = failure_rules.by_key(wanted.rules)
     begins_s = _of_the_whole(entries, by_key, life=wanted.life, now=now) if wanted.fresh else 0.0
     if begins_s > 0:
         found.look_again_s = times.soonest(found.look_again_s, begins_s)
@@ -284,7 +284,7 @@ def _replace(
         infrastructure_restarts=restart.allowed(
             len(wanted.inputs), least=settings.infrastructure_restarts, per_pod=settings.infrastructure_restarts_per_pod
         ),
-        rules=failure_rules.bounds(wanted.rules),
+        rules=wanted.rules,
     )
     if problem:
         failures = [*(ruled.failure for ruled in found.ruled), *(verdict.failure for _, verdict in found.ended)]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from rlinf_api import names, times
+from rlinf_api import failure_rules, names, times
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.job import (
     CheckpointStatus,
@@ -417,7 +417,8 @@ def _restarts_whole(draft: Draft, wanted: Wanted, pods: Pods, report: DriverRepo
     said = draft.find(JobCondition.DEGRADED)
     if not wanted.fresh and (said is None or said.reason != Reason.JOB_RESTARTED):
         return False
-    message = f"rule {newest.rule!r} of spec.failurePolicy restarts the job, as its life {newest.life}"
+    rule = failure_rules.called(wanted.rules, newest.rule)
+    message = f"rule {rule!r} of spec.failurePolicy restarts the job, as its life {newest.life}"
     draft.set(JobCondition.DEGRADED, Status.TRUE, Reason.JOB_RESTARTED, message)
     return True
 

@@ -60,7 +60,7 @@ READ = {
     "failurePolicy.resetAfterSeconds": (DECIDE, "spec.failure_policy.reset_after_seconds"),
     "objective": ("operator/rlinf_scheduler/replan/fit.py", "job.objective"),
     "minGainPerSlot": ("operator/rlinf_scheduler/replan/fit.py", "job.min_gain_per_slot"),
-    "failurePolicy.rules.name": (RULES, "rules[position].name"),
+    "failurePolicy.rules.name": (RULES, "rule.name or"),
     "failurePolicy.rules.role": (RULES, "rule.role in roles"),
     "failurePolicy.rules.pool": (RULES, "rule.pool == pool"),
     "failurePolicy.rules.exitCodes": (RULES, "exit_code in rule.exit_codes"),

@@ -97,7 +97,7 @@ def met(rules, **failure):
         [FailureRule.model_validate(rule) for rule in rules],
         **(FAILURE | failure),
     )
-    return found.key if found is not None else None
+    return found.called if found is not None else None
 
 
 def test_the_first_rule_of_which_all_is_true_counts_and_is_called_by_its_name_or_place():
@@ -116,6 +116,25 @@ def test_the_first_rule_of_which_all_is_true_counts_and_is_called_by_its_name_or
     assert met(rules, exit_code=137, reason="OOMKilled") == "3"
     assert met(rules, exit_code=5) == "rest"
     assert met(rules[:-1], exit_code=5) is None
+
+
+def key(**rule):
+    return failure_rules.key_of(FailureRule.model_validate({"role": "env", "action": "RestartPod"} | rule))
+
+
+def test_what_is_counted_goes_by_the_name_or_by_what_the_rule_meets_and_not_by_its_place_or_bound():
+    assert key(name="a", exitCodes=[3]) == "a"
+    assert key() == key(maxRestarts=7, backOffSeconds=3) == key(exitCodes=[], reasons=[])
+    assert key(exitCodes=[3, 4]) == key(exitCodes=[4, 3])
+    others = ({"role": "actor"}, {"pool": "sim"}, {"exitCodes": [3]}, {"reasons": ["Evicted"]}, {"action": "Ignore"})
+    assert len({key(), *(key(**other) for other in others)}) == 6
+
+
+def test_of_two_rules_that_meet_the_same_the_first_one_counts():
+    twice = [FailureRule(action="RestartPod", max_restarts=most) for most in (1, 9)]
+    assert [rule.max_restarts for rule in failure_rules.by_key(twice).values()] == [1]
+    assert failure_rules.called(twice, failure_rules.key_of(twice[1])) == "0"
+    assert failure_rules.called(twice, "gone") == "gone"
 
 
 @pytest.mark.parametrize(

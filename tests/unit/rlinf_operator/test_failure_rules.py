@@ -2,6 +2,8 @@
 
 import pytest
 
+from rlinf_api import failure_rules
+from rlinf_api.job import FailureRule
 from rlinf_api.report import DriverState, Failure, Ruling
 from rlinf_operator.policies import restart
 from rlinf_operator.reconcile import outcome
@@ -17,8 +19,16 @@ def running(*rules, max_restarts=20):
     return world
 
 
+def parsed(*rules):
+    return tuple(FailureRule.model_validate(rule) for rule in rules)
+
+
 def causes(world):
-    return [entry.partition(" ")[2] for entry in world.status.restarts]
+    """With the rules' names or places in the place of their keys."""
+    rules = parsed(*world.manifest["spec"]["failurePolicy"]["rules"])
+    entries = restart.read(world.status.restarts)
+    told = [(e.pod, e.cause, failure_rules.called(rules, e.rule)) for e in entries]
+    return [f"{pod} {cause}:{rule}".removesuffix(":") for pod, cause, rule in told]
 
 
 def test_fail_job_ends_it_with_the_rule_and_the_pod_and_the_first_failure_stays():
@@ -111,6 +121,34 @@ def test_a_back_off_is_the_pause_before_the_next_pod_and_grows():
     assert "math-sim-1-a3" not in world.names()
     world.later(1).step()
     assert "math-sim-1-a3" in world.names()
+
+
+PREPENDED = {"exitCodes": [64], "action": "RestartPod", "maxRestarts": 3}
+OFTEN = {"exitCodes": [3], "action": "RestartPod", "maxRestarts": 50}
+
+
+def exceeded(entries, *rules):
+    return restart.exceeded(entries, max_restarts=0, infrastructure_restarts=0, rules=parsed(*rules))
+
+
+def test_what_one_rule_has_counted_is_not_another_ones_that_is_put_in_front_of_it():
+    key = failure_rules.key_of(parsed(OFTEN)[0])
+    ten = [f"2026-11-21T12:00:{second:02d}Z math-sim-1-a{second} Program:{key}" for second in range(10)]
+    entries = restart.read(ten)
+    assert exceeded(entries, OFTEN) == exceeded(entries, PREPENDED, OFTEN) == ""
+    fewer = exceeded(entries, PREPENDED, OFTEN | {"maxRestarts": 9})
+    assert fewer.startswith("10 failures met rule '1' of spec.failurePolicy, whose maxRestarts is 9; ")
+
+
+def test_a_rule_in_front_ends_no_job_at_work():
+    world = running(OFTEN)
+    for attempt in range(1, 6):
+        world.exited(f"math-sim-1-a{attempt}", 3).step()
+        world.later(60).step()
+        world.all_ready()
+    world.edit(failurePolicy={"rules": [PREPENDED, OFTEN]}).step()
+    assert not any(c.type == "Failed" for c in world.status.conditions)
+    assert causes(world) == [f"math-sim-1-a{attempt} Program:1" for attempt in range(1, 6)]
 
 
 NO_ROOM = "0/3 nodes are available"
@@ -264,12 +302,13 @@ def test_a_suspension_by_a_rule_becomes_the_users_with_their_edit():
 
 
 # --- workers, by their driver's word ----------------------------------------------------------------------------------
-def ruling(action, *, pod=SIM, rule="0"):
-    failure = Failure(role="env", worker=3, pod=pod, node="n1", exit_code=3, reason="Exit3", message="no licence")
-    return Ruling(action=action, rule=rule, failure=failure)
-
-
 RULE = {"role": "env", "exitCodes": [3]}
+
+
+def ruling(action, *, pod=SIM, rule=""):
+    failure = Failure(role="env", worker=3, pod=pod, node="n1", exit_code=3, reason="Exit3", message="no licence")
+    key = rule or failure_rules.key_of(FailureRule.model_validate({**RULE, "action": action}))
+    return Ruling(action=action, rule=key, failure=failure)
 
 
 def test_the_pod_of_a_worker_is_replaced_where_its_driver_asks_and_only_once():
@@ -291,7 +330,9 @@ def test_the_pod_of_a_worker_is_replaced_where_its_driver_asks_and_only_once():
 def test_a_failure_without_an_exit_code_names_none():
     world = running({"role": "env", "reasons": ["Evicted"], "action": "RestartPod"})
     evicted = Failure(role="env", worker=3, pod=SIM, node="", exit_code=0, reason="Evicted", message="")
-    world.report(plan_revision=1, rulings=(Ruling(action="RestartPod", rule="0", failure=evicted),))
+    (rule,) = parsed({"role": "env", "reasons": ["Evicted"], "action": "RestartPod"})
+    said = Ruling(action="RestartPod", rule=failure_rules.key_of(rule), failure=evicted)
+    world.report(plan_revision=1, rulings=(said,))
     assert [e.message for e in world.step().events if e.reason == "FailureRule"] == [
         "rule '0' of spec.failurePolicy says RestartPod: worker env/3 of pod math-sim-1-a1 on node n1 (Evicted)"
     ]
@@ -326,7 +367,7 @@ def test_the_job_is_suspended_where_its_driver_asks():
 
 def test_a_driver_goes_by_the_rules_that_it_has_read():
     world = running()
-    world.report(plan_revision=1, rulings=(ruling("RestartPod", rule="gone"), ruling("Reboot"))).step()
+    world.report(plan_revision=1, rulings=(ruling("RestartPod", rule="gone"), ruling("Reboot", rule="gone"))).step()
     assert causes(world) == ["math-sim-1-a1 Program:gone"]
 
 
