@@ -333,7 +333,8 @@ class FailureRule(Model):
     back_off_seconds: Annotated[int, Field(ge=0, le=86_400)] = 0
     """Pause before the restart, doubled with each further one, to eight times itself. 0: the usual pauses."""
     after_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """How long a pod waits before it counts as ImagePull or Unschedulable. 300: an autoscaler brings a node sooner."""
+    """How long a pod waits before it counts as Unschedulable, from its creation, or ImagePull, from when it has a node.
+    300: an autoscaler brings a node sooner."""
 
 
 class FailurePolicySpec(Model):

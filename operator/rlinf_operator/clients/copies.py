@@ -24,6 +24,7 @@ _OURS: Final = f"{names.GROUP}/"
 _TOLD_WHEN: Final = {"Ready": "True", "PodScheduled": "False", "DisruptionTarget": "True"}
 """Conditions of a pod that say something, with the status in which they do."""
 _CONDITION: Final = ("type", "status", "reason", "message")
+_SCHEDULED: Final = ("type", "status", "lastTransitionTime")
 _MAIN: Final = (names.CONTAINER_DRIVER, names.CONTAINER_AGENT)
 _STATE: Final = {
     "running": ("startedAt",),
@@ -125,13 +126,21 @@ def _pod_status(pod: Manifest) -> Manifest:
     kept["containerStatuses"] = [_container(container) for container in main]
     sidecars = native_sidecars(pod)
     inits = status.get("initContainerStatuses") or []
-    if unwell := [_container(c) for c in inits if _is_unwell(c, restarts=c.get("name") in sidecars)]:
+    unwell = [_container(c) for c in inits if _is_unwell(c, restarts=c.get("name") in sidecars)]
+    if unwell:
         kept["initContainerStatuses"] = unwell
+    if any("waiting" in container["state"] for container in (*kept["containerStatuses"], *unwell)):
+        # Not before: a pod that was given a node is no news.
+        kept["conditions"] += [_some(c, _SCHEDULED) for c in status.get("conditions") or [] if _is_scheduled(c)]
     return kept
 
 
 def _is_told(condition: Mapping[str, Any]) -> bool:
     return _TOLD_WHEN.get(str(condition.get("type"))) == condition.get("status")
+
+
+def _is_scheduled(condition: Mapping[str, Any]) -> bool:
+    return (condition.get("type"), condition.get("status")) == ("PodScheduled", "True")
 
 
 def _container(container: Mapping[str, Any]) -> Manifest:

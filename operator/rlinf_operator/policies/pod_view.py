@@ -65,6 +65,8 @@ class PodView:
     waiting_reason: str = ""
     waiting_message: str = ""
     unschedulable: str = ""
+    scheduled_at: datetime | None = None
+    """When it was given its node; only of one whose container waits there to begin."""
     pod_reason: str = ""
     """status.reason: Evicted, NodeShutdown, ..."""
     pod_message: str = ""
@@ -145,6 +147,7 @@ def view(pod: Manifest) -> PodView:
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
         unschedulable=_unschedulable(scheduled),
+        scheduled_at=_scheduled_at(scheduled) if waiting else None,
         pod_reason=status.get("reason") or "",
         pod_message=str(status.get("message") or "")[:MAX_POD_MESSAGE] if status.get("phase") == "Failed" else "",
     )
@@ -192,6 +195,10 @@ def _unschedulable(condition: Mapping[str, Any]) -> str:
     if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
         return ""
     return str(condition.get("message") or "no node has room")
+
+
+def _scheduled_at(condition: Mapping[str, Any]) -> datetime | None:
+    return times.parse(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
 
 
 def _number(text: object, default: int) -> int:

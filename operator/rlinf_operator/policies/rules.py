@@ -71,7 +71,7 @@ def of_pod(
         kind, words = waits_for(pod)
         if kind is None:
             return None
-        cause, waited_s = Cause.INFRASTRUCTURE, (now - pod.created_at).total_seconds()
+        cause, waited_s = Cause.INFRASTRUCTURE, _waited_s(pod, now=now)
         failure = Failure(pod=pod.name, node=pod.node, exit_code=-1, reason=str(kind), message=words)
     if failure is None or cause not in _FAILURES:
         return None
@@ -126,6 +126,11 @@ def look_again_s(pod: PodView, verdict: Verdict, *, rules: Sequence[FailureRule]
     """When a rule that it does not meet yet may be met by time alone."""
     if not verdict.alive or waits_for(pod)[0] is None:
         return None
-    waited_s = (now - pod.created_at).total_seconds()
+    waited_s = _waited_s(pod, now=now)
     left = (rule.after_seconds - waited_s for rule in rules if set(rule.reasons) & set(WAITS))
     return times.soonest(*(seconds for seconds in left if seconds > 0))
+
+
+def _waited_s(pod: PodView, *, now: datetime) -> float:
+    """For a node since it was made; for its image since it has a node, as nobody pulls it before."""
+    return (now - (pod.scheduled_at or pod.created_at)).total_seconds()

@@ -30,7 +30,9 @@ STATES = {
     },
     "no image": {
         "phase": "Pending",
-        "conditions": [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}],
+        "conditions": [
+            {"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True", "lastTransitionTime": TIME}
+        ],
         "containerStatuses": [
             {"name": "agent", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, "image": "a"}
         ],
@@ -40,7 +42,10 @@ STATES = {
         "podIP": "10.0.0.9",
         "podIPs": [{"ip": "10.0.0.9"}],
         "hostIP": "10.0.0.1",
-        "conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "PodScheduled")],
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": TIME}
+            for kind in ("Initialized", "Ready", "PodScheduled")
+        ],
         "containerStatuses": [
             {"name": "sidecar", "state": {"running": {"startedAt": TIME}}},
             {"name": "agent", "state": {"running": {"startedAt": TIME}}, "imageID": "sha256:0"},
@@ -56,6 +61,7 @@ STATES = {
     },
     "init waiting": {
         "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": TIME}],
         "initContainerStatuses": [
             {"name": "one", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}},
             {"name": "two", "state": {"waiting": {"reason": "PodInitializing"}}},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlinf_api import failure_rules
+from rlinf_api import failure_rules, times
 from rlinf_api.job import FailureRule
 from rlinf_api.report import DriverState, Failure, Ruling
 from rlinf_operator.policies import restart
@@ -169,6 +169,19 @@ def test_a_pod_that_waits_too_long_meets_its_rule_and_is_not_left_waiting(kind):
     assert world.condition("Failed") == ("True", "FailureRule")
     assert world.status.first_failure is not None
     assert (world.status.first_failure.reason, world.status.first_failure.pod) == (kind, SIM)
+
+
+def test_what_a_pod_waits_for_its_image_begins_once_it_has_a_node():
+    rule = {"reasons": ["ImagePull"], "afterSeconds": 300, "action": "FailJob"}
+    world = ppo_job().with_spec(failurePolicy={"rules": [rule]}).world().created()
+    world.waiting(SIM, unschedulable=NO_ROOM).later(590).step()
+    has_node = {"type": "PodScheduled", "status": "True", "lastTransitionTime": times.text(world.now)}
+    world.pods[SIM]["status"]["conditions"] = [has_node]
+    decision = world.waiting(SIM, reason="ErrImagePull", message="503").later(10).step()
+    assert decision.requeue_after_s == pytest.approx(290.0)
+    assert not any(c.type == "Failed" for c in world.status.conditions)
+    world.later(290).step()
+    assert world.condition("Failed") == ("True", "FailureRule")
 
 
 def test_a_pod_that_finds_no_node_is_made_anew_where_a_rule_says_so():
