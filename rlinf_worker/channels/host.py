@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
 from rlinf_worker.channels.account import Account
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
@@ -45,6 +46,8 @@ class Host:
     """Ends this worker with that error."""
     taken: Callable[[int], None] = lambda step: None
     """The role has taken something of that step, which its channel's account has; -1: a question of a cycle."""
+    may_begin: Callable[[], bool] = lambda: True
+    """The role's `ctx.ready()` was answered: all have loaded, and there is work."""
     memory: Callable[[], MemoryUse | None] = lambda: None
     """Of this worker; None: as it was told last."""
     newest_branch: Callable[[], int] = lambda: 0
@@ -65,6 +68,16 @@ class Host:
         account = Account(channel=channel, side=side, recorder=self.recorder)
         self.accounts.append(account)
         return account
+
+    def check_begun(self, verb: str, channel: str) -> None:
+        """For whatever a role does at a channel. Before all are ready nothing comes, and nobody is ready who waits for
+        it. One that was told to stop has its end told by the wait."""
+        if not self.may_begin() and self.waits.stopped is None:
+            raise UserError(
+                f"role {self.role!r} cannot {verb} yet in channel {channel!r}", got=f"{verb} before ctx.ready()",
+                wanted="a role that has said that it is ready",
+                next=f"call await ctx.ready() once it has loaded, before the first {verb}",
+            )  # fmt: skip
 
     def check_size(self, nbytes: int, *, channel: str, key: str) -> None:
         bound = self.link_settings.max_message_bytes - HEAD_BYTES - 4 * len(key)

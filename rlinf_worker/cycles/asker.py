@@ -193,6 +193,7 @@ class Asker:
         version: PolicyVersion | None = None,
         affinity: str = "",
     ) -> None:
+        self._host.check_begun("ask", self.name)
         account = self.account_out
         said, message, nbytes = checked(
             self._host, account, self._type, payload, key=key, step=step, branch=branch, version=version

@@ -41,10 +41,12 @@ class Inbox(Generic[T]):
 
     def take_now(self) -> Item | None:
         self._host.waits.raise_if_stopped()
+        self._host.check_begun("take", self._account.channel)
         return self._next() if self._entries else None
 
     async def take(self) -> Item:
         """The wait is a span `wait_data`; ChannelClosed where the worker stops."""
+        self._host.check_begun("take", self._account.channel)
         if not self._entries:
             with self._account.waiting():
                 has_some, what = (lambda: bool(self._entries)), self._what

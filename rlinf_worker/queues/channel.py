@@ -62,7 +62,7 @@ class QueueChannel:
 
     # --- consumer -----------------------------------------------------------------------------------------------------
     async def take(self) -> Item:
-        self._refuse(gang=True, instead="take_round()")
+        self._refuse_take(gang=True, instead="take_round()")
         self.into.asks()
         if not self.into.given.has_next():
             await self._wait(self.into.given.has_next, "a unit")
@@ -71,7 +71,7 @@ class QueueChannel:
         return item
 
     def take_now(self) -> Item | None:
-        self._refuse(gang=True, instead="take_round()")
+        self._refuse_take(gang=True, instead="take_round()")
         given = self.into.given.take()
         if given is None:
             return None
@@ -84,7 +84,7 @@ class QueueChannel:
         self.into.room(units)
 
     async def take_batch(self, *, at_least: int = 1) -> list[Item]:
-        self._refuse(gang=True, instead="take_round()")
+        self._refuse_take(gang=True, instead="take_round()")
         unread, self._unread = self._unread, None
         if unread is not None:
             raise unread
@@ -107,7 +107,7 @@ class QueueChannel:
         return batch
 
     async def take_round(self) -> Round:
-        self._refuse(gang=False, instead="take()")
+        self._refuse_take(gang=False, instead="take()")
         if not self.into.given.has_next():
             await self._wait(self.into.given.has_next, "a round")
         taken = self.into.given.take_round()
@@ -126,6 +126,10 @@ class QueueChannel:
             step=part.step, branch=part.branch, number=part.number, last=part.last, items=items,
             total_weight=part.total_weight,
         )  # fmt: skip
+
+    def _refuse_take(self, *, gang: bool, instead: str) -> None:
+        self._refuse(gang=gang, instead=instead)
+        self._host.check_begun("take", self.name)
 
     def _refuse(self, *, gang: bool, instead: str) -> None:
         if self.into.is_gang is gang or not self.into.is_here:

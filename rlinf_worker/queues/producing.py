@@ -61,6 +61,7 @@ class Producing:
         parents: Sequence[Item] = (),
     ) -> None:
         """As `Channel.put`. Raises PayloadError (LabelError, StaleVersion), MessageTooLarge; the channel goes on."""
+        self._host.check_begun("put", self._name)
         if parents:
             newest = max(parents, key=lambda parent: (parent.branch, parent.step))
             step = newest.step if step is None else step

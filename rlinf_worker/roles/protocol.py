@@ -311,7 +311,8 @@ class RoleContext(Protocol):
 
     async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
         """Loaded; may work. Waits for the driver's Begin and returns what the weights are called: (0, 0) on a new job,
-        a new branch after a restore. `version`: of the checkpoint that was loaded, if any."""
+        a new branch after a restore. `version`: of the checkpoint that was loaded, if any. Before it no channel may be
+        used but weights: nothing comes until every role is ready."""
         ...
 
     async def step_done(

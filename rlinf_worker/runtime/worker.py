@@ -209,6 +209,7 @@ class Worker:
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
             taken=self.turns.took,
+            may_begin=lambda: self.session.steps.begun is not None,
             memory=OwnMemory(lambda: self.turns.residence.memory()),
             newest_branch=lambda: self.session.highest_branch,
             weights_version=lambda: self.session.weights.version,

@@ -102,6 +102,7 @@ async def test_an_answer_that_was_lost_with_its_link_is_said_again_and_not_made_
         made, got = list[str](), list[str]()
 
         async def answer_into_a_break(ctx):
+            await ctx.ready()
             async for question in (answering := ctx.answering("c")):
                 made.append(question.key)
                 if question.key == "q0":
@@ -191,6 +192,7 @@ async def test_ask_waits_when_nobody_answers_and_says_for_what(tmp_path):
         asked, go = list[int](), asyncio.Event()
 
         async def ask(ctx):
+            await ctx.ready()
             for n in range(20):
                 await ctx.asking("c").ask(n, key=str(n), step=0)
                 asked.append(n)
@@ -198,6 +200,7 @@ async def test_ask_waits_when_nobody_answers_and_says_for_what(tmp_path):
                 assert (await ctx.asking("c").take()).payload == n
 
         async def hold(ctx):
+            await ctx.ready()
             held = [await ctx.answering("c").take() for _ in range(5)]
             await go.wait()
             for question in held:
@@ -220,6 +223,7 @@ async def test_a_payload_that_cannot_be_sent_is_an_error_at_the_caller_and_the_c
         got: list[int] = []
 
         async def ask(ctx):
+            await ctx.ready()
             asking = ctx.asking("c")
             with pytest.raises(PayloadError, match="set"):
                 await asking.ask({"x": {1, 2}}, key="bad", step=0)
@@ -228,6 +232,7 @@ async def test_a_payload_that_cannot_be_sent_is_an_error_at_the_caller_and_the_c
                 got.append((await asking.take()).payload)
 
         async def answer(ctx):
+            await ctx.ready()
             answering = ctx.answering("c")
             async for question in answering:
                 with pytest.raises(PayloadError, match="set"):
@@ -250,11 +255,13 @@ async def test_a_question_that_is_dropped_comes_back_as_cancelled(tmp_path):
     async with pod(tmp_path, CYCLE) as p:
 
         async def ask(ctx):
+            await ctx.ready()
             await ctx.asking("c").ask(1, key="1", step=3)
             answer = await ctx.asking("c").take()
             assert (answer.key, answer.cancelled, answer.payload) == ("1", True, None)
 
         async def drop(ctx):
+            await ctx.ready()
             async for question in ctx.answering("c"):
                 ctx.answering("c").drop(question, "too long")
 
@@ -271,6 +278,7 @@ async def test_questions_of_a_dead_asker_are_cancelled_and_its_next_life_gets_no
         taken, go, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slow_echo(ctx):
+            await ctx.ready()
             answering = ctx.answering("c")
             first = await answering.take()
             taken.set()
@@ -283,6 +291,7 @@ async def test_questions_of_a_dead_asker_are_cancelled_and_its_next_life_gets_no
         got: list[str] = []
 
         async def ask_and_die(ctx):
+            await ctx.ready()
             for n in range(3):  # two lie there and are taken by nobody
                 await ctx.asking("c").ask({"n": n}, key="q0", step=0)
             await asyncio.Event().wait()
@@ -315,6 +324,7 @@ async def test_an_answer_that_has_come_is_taken_though_who_gave_it_is_dead(tmp_p
         go, got = asyncio.Event(), list[tuple[str, bool]]()
 
         async def busy(ctx):
+            await ctx.ready()
             for n in range(2):
                 await ctx.asking("c").ask({"n": n}, key=f"q{n}", step=n)
                 await go.wait()
@@ -358,6 +368,7 @@ async def test_the_end_of_one_conversation_leaves_the_questions_of_others_where_
             await echo(ctx)
 
         async def leave(ctx):
+            await ctx.ready()
             for n in range(2):
                 await ctx.asking("c").ask(n, key="left", step=n)
             await ctx.stopping.wait()
@@ -408,6 +419,7 @@ async def test_a_question_whose_route_returns_is_answered_by_the_new_conversatio
         got, held = list[str](), list[bool]()
 
         async def twice(ctx):
+            await ctx.ready()
             answering = ctx.answering("c")
             first = await answering.take()
             held.append(first.cancelled)
@@ -450,6 +462,7 @@ async def test_who_missed_the_end_of_a_route_asks_anew_when_it_is_told_of_the_ne
         got, taken = list[str](), asyncio.Event()
 
         async def once_more(ctx):
+            await ctx.ready()
             first = await ctx.answering("c").take()
             taken.set()
             await until(lambda: first.cancelled)
@@ -484,6 +497,7 @@ async def test_what_opens_an_older_conversation_comes_late_by_a_link_before_and_
 # --- who answers ------------------------------------------------------------------------------------------------------
 def pool(counts: dict[str, list[str]]):
     async def run(ctx: RoleContext) -> None:
+        await ctx.ready()
         answering = ctx.answering("c")
         async for question in answering:
             counts.setdefault(ctx.worker, []).append(question.key)
@@ -497,6 +511,7 @@ async def test_questions_of_one_affinity_stay_with_one_and_others_go_to_whoever_
         counts: dict[str, list[str]] = {}
 
         async def agents(ctx):
+            await ctx.ready()
             asking = ctx.asking("c")
             for turn in range(6):
                 for name in "abcd":
@@ -523,6 +538,7 @@ async def test_an_affinity_waits_for_room_and_moves_only_when_its_answerer_is_go
         taken, go = asyncio.Event(), asyncio.Event()
 
         async def agent(ctx):
+            await ctx.ready()
             await ctx.asking("c").ask(0, key="a0", step=0, affinity="a")
             await taken.wait()
             go.set()
@@ -550,6 +566,7 @@ async def test_so_many_affinities_are_remembered_the_newest(tmp_path, monkeypatc
     async with pod(tmp_path, CYCLE) as p:
 
         async def agents(ctx):
+            await ctx.ready()
             for name in "abac":
                 await ctx.asking("c").ask(0, key=name, step=0, affinity=name)
                 await ctx.asking("c").take()
@@ -567,6 +584,7 @@ async def test_a_role_that_asks_and_takes_no_answer_is_ended_with_a_sentence(tmp
     async with pod(tmp_path, CYCLE) as p:
 
         async def deaf(ctx):
+            await ctx.ready()
             for n in range(20):
                 await ctx.asking("c").ask(n, key=str(n), step=0)
             await ctx.stopping.wait()
@@ -587,6 +605,7 @@ async def test_two_askers_share_a_pool_by_what_it_says_it_has_to_do(tmp_path):
         go = asyncio.Event()
 
         async def hold_all_but(ctx):
+            await ctx.ready()
             answering = ctx.answering("c")
             async for question in answering:
                 counts.setdefault(ctx.worker, []).append(question.key)
@@ -594,11 +613,13 @@ async def test_two_askers_share_a_pool_by_what_it_says_it_has_to_do(tmp_path):
                     answering.answer(question, None)
 
         async def one(ctx):
+            await ctx.ready()
             for n in range(6):
                 await ctx.asking("c").ask(n, key=f"one{n}", step=0)
             await ctx.stopping.wait()
 
         async def two(ctx):
+            await ctx.ready()
             await go.wait()
             for n in range(6):
                 await ctx.asking("c").ask(n, key=f"two{n}", step=0)
@@ -626,6 +647,7 @@ async def test_large_payloads_keep_coming_while_answers_are_kept_until_they_are_
         large = np.zeros(1 << 18, np.float32)
 
         async def ask(ctx):
+            await ctx.ready()
             asking = ctx.asking("c")
             for n in range(64):
                 await asking.ask(large + n, key=str(n), step=0)
@@ -635,6 +657,7 @@ async def test_large_payloads_keep_coming_while_answers_are_kept_until_they_are_
                 assert answer.payload is None
 
         async def answer_and_let_go(ctx):
+            await ctx.ready()
             answering = ctx.answering("c")
             async for question in answering:
                 answering.answer(question, question.payload)

@@ -77,6 +77,7 @@ async def test_links_are_made_again_under_way_and_every_unit_arrives_once(tmp_pa
         got: list[int] = []
 
         async def make(ctx):
+            await ctx.ready()
             for n in range(COUNT):
                 await ctx.channel("items").put(tensor(n), key=str(n), step=1)
                 if n == 20:
@@ -84,6 +85,7 @@ async def test_links_are_made_again_under_way_and_every_unit_arrives_once(tmp_pa
             await ctx.stopping.wait()
 
         async def take(ctx):
+            await ctx.ready()
             async for item in ctx.channel("items"):
                 got.append(number(item))
                 ctx.channel("items").ack(item)
@@ -106,6 +108,7 @@ async def test_links_are_made_again_under_way_and_every_question_and_answer_arri
         answered: list[int] = []
 
         async def ask(ctx):
+            await ctx.ready()
             items = ctx.asking("items")
             for n in range(COUNT):
                 await items.ask(tensor(n), key=str(n), step=1)
@@ -117,6 +120,7 @@ async def test_links_are_made_again_under_way_and_every_question_and_answer_arri
                 answered.append(number(answer))
 
         async def echo(ctx):
+            await ctx.ready()
             items = ctx.answering("items")
             async for question in items:
                 asked.append(number(question))

@@ -72,6 +72,7 @@ async def test_a_consumer_never_has_more_than_its_credit_waiting(tmp_path):
 
         async def slow(ctx):
             nonlocal most
+            await ctx.ready()
             await until(lambda: w.session.queues["units"].into.given.waiting == 6)
             for _ in range(40):
                 item = await ctx.channel("units").take()
@@ -91,6 +92,8 @@ async def test_a_large_unit_that_waits_for_room_is_not_passed_by_smaller_ones_of
         put: list[str] = []
 
         async def make(ctx):
+            await ctx.ready()
+
             async def one(key: str, size: int, *, step: int = 1) -> None:
                 await ctx.channel("units").put(b"x" * size, key=key, step=step)
                 put.append(key)
@@ -106,6 +109,7 @@ async def test_a_large_unit_that_waits_for_room_is_not_passed_by_smaller_ones_of
             await ctx.stopping.wait()
 
         async def take(ctx):
+            await ctx.ready()
             async for item in ctx.channel("units"):
                 ctx.channel("units").ack(item)
 
@@ -214,6 +218,7 @@ async def test_cancelled_units_are_marked_or_never_seen(tmp_path):
         taken = asyncio.Event()
 
         async def take_one(ctx):
+            await ctx.ready()
             channel = ctx.channel("units")
             first = await channel.take()
             taken.set()
@@ -281,6 +286,7 @@ async def test_a_driver_of_an_older_attempt_is_not_obeyed(tmp_path):
         seen: list[str] = []
 
         async def take(ctx):
+            await ctx.ready()
             async for item in ctx.channel("tickets"):
                 seen.append(item.key)
 
@@ -304,6 +310,7 @@ async def test_a_wait_ends_with_the_worker(tmp_path):
         ended: list[bool] = []
 
         async def take(ctx):
+            await ctx.ready()
             with pytest.raises(ChannelClosed, match="stopping"):
                 await ctx.channel("units").take()
             ended.append(True)

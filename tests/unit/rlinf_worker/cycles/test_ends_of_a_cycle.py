@@ -103,6 +103,19 @@ class TestMeasured:
         assert site.host.recorder.sums.take(4, 2).releases["samples"].evenly() == [2.0]
 
 
+async def test_neither_end_works_before_its_role_is_ready(site):
+    asker, answerer = site.asker(), Site(role="rollout").answerer()
+    for end in (asker, answerer):
+        end._host.may_begin = lambda: False
+    calls = [asker.ask(1, key="k", step=4), asker.take(), answerer.take()]
+    for call, verb in zip(calls, ("ask", "take", "take"), strict=True):
+        async with asyncio.timeout(10):
+            with pytest.raises(UserError, match=rf"cannot {verb} yet in channel 'actions': .*; call await ctx.ready"):
+                await call
+    with pytest.raises(UserError, match="cannot take yet"):
+        answerer.take_now()
+
+
 class TestAsking:
     async def test_a_question_goes_out_whole_and_its_answer_comes_back_with_its_labels(self, site):
         asker, line = site.asker(), site.links.line("rollout/0", 3)

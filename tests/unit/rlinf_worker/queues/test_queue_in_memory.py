@@ -350,6 +350,34 @@ class TestConsuming:
             with pytest.raises(UserError, match=got):
                 await channel.take_round()
 
+    @pytest.mark.parametrize(
+        ("role", "rounds", "verb", "call"),
+        [
+            ("actor", False, "take", lambda channel: channel.take()),
+            ("actor", False, "take", lambda channel: channel.take_batch()),
+            ("actor", True, "take", lambda channel: channel.take_round()),
+            ("env", False, "put", lambda channel: channel.put({}, key="a", step=1)),
+        ],
+    )
+    async def test_a_role_that_has_not_said_that_it_is_ready_is_told_so_and_does_not_wait(
+        self, role, rounds, verb, call
+    ):
+        site = Site(role, rounds=rounds)
+        site.host.may_begin = lambda: False
+        async with asyncio.timeout(10):
+            with pytest.raises(UserError) as refused:
+                await call(site.channel)
+        assert str(refused.value) == (
+            f"role {role!r} cannot {verb} yet in channel 'units': got {verb} before ctx.ready(), wanted a role that "
+            f"has said that it is ready; call await ctx.ready() once it has loaded, before the first {verb}"
+        )
+
+    async def test_a_role_that_is_told_to_stop_before_it_was_ready_is_told_of_the_end(self, site):
+        site.host.may_begin = lambda: False
+        site.host.waits.stop("the job ends")
+        with pytest.raises(ChannelClosed):
+            await site.channel.take()
+
     async def test_a_payload_of_another_type_is_dropped_with_its_reason(self):
         site = Site(payload=PayloadType("int").text)
         site.assign("a", "b")

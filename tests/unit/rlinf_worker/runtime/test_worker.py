@@ -232,6 +232,9 @@ async def test_its_stream_to_the_driver_is_named_and_bounded(tmp_path, driver, m
         assert (site.worker.host.weights_version(), site.worker.host.max_staleness()) == (None, 1)
         site.worker.session.weights._pulled = PolicyVersion(6, 1)
         assert site.worker.host.weights_version() == PolicyVersion(6, 1)
+        assert not site.worker.host.may_begin()
+        site.worker.session.steps.begun = PolicyVersion(6, 1)
+        assert site.worker.host.may_begin()
         finished = Mock()
         monkeypatch.setattr(site.worker.session.ends, "finish_item", finished)
         site.worker.host.finish_item("item")  # type: ignore[arg-type]
