@@ -265,12 +265,39 @@ class Driver:
         if placed.role in roles and placed.rank == done.rank:
             self.commits.on_step_done(placed.id, placed.role, done)
             return
-        problem = UserError(
+        self._refuse(
             f"worker {placed.id} says that step {done.step} is done", got=f"rank {done.rank} of {placed.role!r}",
             wanted=f"a rank of {' or '.join(map(repr, roles))}, which takes rounds",
             next="leave ctx.step_done to such a role",
         )  # fmt: skip
-        self.job.fail(conditions.Reason.USER_ERROR, str(problem))
+
+    def _announced(self, record: WorkerRecord, made: pb.Announce) -> None:
+        placed, producer = record.placed, self.exchange.book(made.channel).spec.producer
+        if placed.role == producer:
+            after = Age.at(self.job.ledger.version)
+            self.exchange.announced(made.channel, made.units, producer=placed.id, after=after)
+            return
+        self._refuse(
+            f"worker {placed.id} has put units into {made.channel!r}",
+            got=f"a worker of {placed.role!r}", wanted=f"one of {producer!r}" if producer else "the flow alone",
+            next="put what it makes into a channel that the flow gives it as the producer",
+        )  # fmt: skip
+
+    def _saved(self, record: WorkerRecord, saved: pb.Saved) -> None:
+        placed, roles = record.placed, self.job.topology.gang_roles
+        if placed.role in roles:
+            self.commits.on_saved(saved)
+            self.handover.settle()
+            return
+        self._refuse(
+            f"worker {placed.id} says what became of checkpoint {messages.version_from_pb(saved.version)}",
+            got=f"a worker of {placed.role!r}", wanted=f"one of {' or '.join(map(repr, roles))}, which takes rounds",
+            next="leave ctx.checkpoints to such a role",
+        )  # fmt: skip
+
+    def _refuse(self, what: str, *, got: str, wanted: str, next: str) -> None:
+        """A worker said what is another role's to say."""
+        self.job.fail(conditions.Reason.USER_ERROR, str(UserError(what, got=got, wanted=wanted, next=next)))
 
     def _welcome(self, record: WorkerRecord) -> pb.Welcome:
         job = self.job
@@ -310,8 +337,7 @@ class Driver:
             case "credit":
                 self.exchange.queue(message.credit.channel).core.consumers.credit(wid, message.credit.units)
             case "announce":
-                made, after = message.announce, Age.at(self.job.ledger.version)
-                self.exchange.announced(made.channel, made.units, producer=wid, after=after)
+                self._announced(record, message.announce)
             case "held":
                 self.exchange.queue(message.held.channel).held(wid, message.held)
                 self.switch.pause.unit_moved()
@@ -336,8 +362,7 @@ class Driver:
                 if wid in self.job.members.prepared:
                     self.switch.is_gang(record.placed.role)
             case "saved":
-                self.commits.on_saved(message.saved)
-                self.handover.settle()
+                self._saved(record, message.saved)
             case "account":
                 self.commits.on_account(wid, message.account)
                 self.profiles.heard(record.placed, message.account)

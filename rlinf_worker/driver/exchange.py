@@ -61,10 +61,13 @@ class Exchange:
             raise UserError(f"{channel!r} is no queue of this flow", wanted=f"one of {', '.join(self.queues)}")
         return queue
 
+    def book(self, channel: str) -> ResultsBook | FlowQueue:
+        """Where units of it are announced."""
+        return self.results.get(channel) or self.queue(channel)
+
     # --- what workers say ---------------------------------------------------------------------------------------------
     def announced(self, channel: str, units: Iterable[pb.Unit], *, producer: WorkerId, after: Age) -> None:
-        to: ResultsBook | FlowQueue = self.results.get(channel) or self.queue(channel)
-        to.announced(units, producer=producer, after=after)
+        self.book(channel).announced(units, producer=producer, after=after)
 
     def dropped(self, worker: WorkerId, message: pb.Drop) -> None:
         """No step waits for a unit of that key; the gangs that it would have reached hear of it with the last round."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_worker.channels import labels, plain
 from rlinf_worker.channels.account import Level
@@ -36,7 +37,7 @@ class Producing:
     def __init__(self, host: Host, spec: pb.ChannelSpec, parents: Parents[Item]) -> None:
         self._host, self._name, self._parents = host, spec.name, parents
         self._type = PayloadType.of(spec.payload)
-        self._goes_to_the_flow = not spec.consumer
+        self._producer, self._goes_to_the_flow = spec.producer, not spec.consumer
         self.account = host.account(spec.name, "producer")
         self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
         self.shelf = Shelf(
@@ -61,6 +62,7 @@ class Producing:
         parents: Sequence[Item] = (),
     ) -> None:
         """As `Channel.put`. Raises PayloadError (LabelError, StaleVersion), MessageTooLarge; the channel goes on."""
+        self._refuse_others()
         self._host.check_begun("put", self._name)
         if parents:
             newest = max(parents, key=lambda parent: (parent.branch, parent.step))
@@ -113,6 +115,14 @@ class Producing:
         self.account.bytes += kept.nbytes
         self._host.recorder.released(self._name, step, branch)
         self._host.mark(self, can_wait=len(self._to_announce) < self._micro_batch)
+
+    def _refuse_others(self) -> None:
+        if self._producer != self._host.role:
+            raise UserError(
+                f"role {self._host.role!r} cannot put into channel {self._name!r}", got="not its producer",
+                wanted=f"role {self._producer!r}" if self._producer else "the flow alone",
+                next="put what it makes into a channel that the flow gives it as the producer",
+            )  # fmt: skip
 
     def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:
         """What it was made with, as far as this worker knows; None: no weights had a part in it."""

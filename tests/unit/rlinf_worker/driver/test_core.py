@@ -82,6 +82,37 @@ async def test_a_step_is_done_by_ranks_of_the_role_that_takes_rounds_alone(worke
     )
 
 
+@pytest.mark.parametrize(
+    ("worker", "said", "words"),
+    [
+        (
+            "env/0",
+            {"announce": pb.Announce(channel="segments", units=[pb.Unit(key="a", step=2)])},
+            "worker env/0 has put units into 'segments': got a worker of 'env', wanted the flow alone; ",
+        ),
+        (
+            "actor/0",
+            {"announce": pb.Announce(channel="trajectories", units=[pb.Unit(key="a", step=2)])},
+            "worker actor/0 has put units into 'trajectories': got a worker of 'actor', wanted one of 'env'; ",
+        ),
+        (
+            "env/0",
+            {"saved": pb.Saved(version=pb.PolicyVersion(number=9), uri="file:///x")},
+            "worker env/0 says what became of checkpoint b0-9: got a worker of 'env', wanted one of 'actor', ",
+        ),
+    ],
+)
+async def test_a_worker_says_what_its_role_has_to_say_alone(worker, said, words):
+    world = World(make_job())
+    driver = world.driver
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
+    saved = driver.job.saved
+    driver.on_worker_message(WorkerId(worker), pb.WorkerMessage(**said))
+    assert driver.job.standing.reason == "UserError"
+    assert driver.job.standing.message.startswith(words)
+    assert driver.job.saved == saved
+
+
 async def test_a_checkpoint_that_could_not_be_written_is_told_and_asked_for_again(tmp_path):
     world = World(make_job(steps=50, every_steps=1000))
     driver = world.driver

@@ -123,7 +123,8 @@ class TestMeasured:
         found = [(span.kind, span.on) for one in (site, full) for span in one.host.recorder.flush()]
         assert found == [("wait_data", End("units", "consumer")), ("wait_data", End("units", "producer"))]
 
-    async def test_units_are_released_from_the_first_thing_on_that_was_taken_of_their_step(self, site):
+    async def test_units_are_released_from_the_first_thing_on_that_was_taken_of_their_step(self):
+        site = Site("actor", producer="actor")  # both ends in one worker
         recorder, now = site.host.recorder, [100.0]
         recorder._clock = lambda: now[0]
         site.assign("a", "b", producer="")
@@ -335,6 +336,17 @@ class TestConsuming:
         for take in (site.channel.take, site.channel.take_batch):
             with pytest.raises(UserError, match=r"not its consumer; use take_round\(\)"):
                 await take()
+
+    @pytest.mark.parametrize(("producer", "wanted"), [("env", "role 'env'"), ("", "the flow alone")])
+    async def test_who_is_not_the_producer_cannot_put(self, producer, wanted):
+        site = Site("actor", producer=producer)
+        with pytest.raises(UserError) as refused:
+            await site.channel.put({}, key="a", step=1)
+        assert str(refused.value) == (
+            f"role 'actor' cannot put into channel 'units': got not its producer, wanted {wanted}; put what it makes "
+            "into a channel that the flow gives it as the producer"
+        )
+        assert (len(site.out.shelf), site.marked) == (0, [])
 
     @pytest.mark.parametrize("rounds", [True, False])
     async def test_a_gang_takes_rounds_and_others_single_units(self, rounds):
