@@ -9,7 +9,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -213,7 +213,7 @@ class Commits:
         lines = {str(wid): _line(account) for wid, account in accounts.items()}
         job.output.step(done, parts=self._reported.take(done.step - 1), accounts=lines, idle=shares)
         self._recoveries.step({wid: account.seconds for wid, account in accounts.items()}, ended_at=ended_at)
-        self.on_committed(done)
+        self.on_committed(replace(done, checkpoint=message.checkpoint))
         if done.last:
             self._recoveries.tell()
             job.ending_at = job.clock() + job.settings.save_timeout_s

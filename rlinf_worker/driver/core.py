@@ -171,11 +171,12 @@ class Driver:
         self.job.ledger.open(number, now=self.job.clock())
         return self.job.ledger.version
 
-    def put_tickets(self, channel: str, units: list[UnitInfo], *, step: int, wanted: Wanted) -> None:
+    def put_tickets(self, channel: str, units: list[UnitInfo], *, step: int, wanted: Wanted, rare: bool) -> None:
         entry = self.job.ledger.get(step)
         if entry is None:
             raise InvariantBroken(f"tickets were put for step {step}, which is not open")
         entry.tickets.update(wanted)
+        entry.rare |= rare
         for gang in self.job.topology.gangs_behind(channel):
             entry.part(gang.consumer).wanted.update(wanted)
         self.exchange.put_tickets(channel, units, wanted=wanted)

@@ -64,7 +64,8 @@ class TicketSource:
         except (PayloadMismatch, labels.LabelError):
             self._driver.exchange.queue(channel).core.counts["refused"] += 1
             raise
-        self._driver.put_tickets(self._channel, units, step=step.number, wanted=wanted)
+        rare = any(t.rare for t in tickets)
+        self._driver.put_tickets(self._channel, units, step=step.number, wanted=wanted, rare=rare)
 
     def withdraw(self, tickets: Sequence[LineageKey], *, step: Step) -> None:
         job, branch = self._driver.job, step.version.branch

@@ -5,8 +5,8 @@
 
 A profile goes out for each of the first `profileSteps` steps of a plan, then of a block of BLOCK steps, by which the
 plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one.
-Left out are steps in which somebody was lost, as what they took is no property of the job, and steps that are made
-again behind a checkpoint, as they are in it already.
+Left out are steps in which somebody was lost, as what they took is no property of the job, those with an evaluation or
+a save in them, as no other step has that, and steps that are made again behind a checkpoint, as they are in it already.
 Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
 """
 
@@ -391,6 +391,8 @@ class ProfileBook:
         self._was: tuple[int, int] | None = (0, 0) if job.is_first else None
         self._steps = 0  # of the plan, that are in it
         self._told = 0  # reports of single steps under this plan
+        self._is_saved = False  # the step committed last; that takes its time of the one behind it
+        self._in_a_row = Counter[str]()  # steps by now that have something which others may not have
         self._starts: dict[str, Stat] = {}  # by role; of all plans
         self._block: Totals | None = None
         self._usual_s = 0.0  # a step, in the last block that was reported; 0: none of several steps was, of this plan
@@ -419,13 +421,22 @@ class ProfileBook:
         self._settle()
         job = self._job
         was, self._was = self._was, (self._losses(), job.ledger.version.branch)
-        is_calm = self._was == was and not self._is_away()
+        is_rare = self._is_rare(done)
+        is_calm = self._was == was and not self._is_away() and not is_rare
         self._closed = _Closed(done.version.branch, done.step, done.seconds, job.revision, is_calm)
 
     def end(self) -> None:
         """The job's: what has not been told yet."""
         self._settle()
         self._tell_all()
+
+    def _is_rare(self, done: Committed) -> bool:
+        """Whether its time had what few steps have: rare tickets, or the save behind the step before. What has been in
+        more steps in a row than one of these can be in is in every step."""
+        for what, is_there in (("tickets", done.rare), ("save", self._is_saved)):
+            self._in_a_row[what] = self._in_a_row[what] + 1 if is_there else 0
+        self._is_saved = done.checkpoint
+        return any(0 < steps <= 1 + self._job.ledger.max_staleness for steps in self._in_a_row.values())
 
     # --- adding up ----------------------------------------------------------------------------------------------------
     def _settle(self) -> None:

@@ -66,6 +66,7 @@ class OpenStep:
     opened_at: float
     tickets: dict[str, int | None] = field(default_factory=dict)  # all that the flow has put for it
     gangs: dict[str, GangPart] = field(default_factory=dict)  # by role
+    rare: bool = False  # some of these tickets are of few steps
     sealed: bool = False  # the flow has put everything
     flow_state: str = "{}"  # the flow's own by then, as JSON
 
@@ -85,6 +86,8 @@ class Committed:
     """By gang: what it has trained on."""
     metrics: Mapping[str, float]
     seconds: float
+    rare: bool
+    """It has rare tickets, or a step has that was open with it: they are worked on ahead."""
     checkpoint: bool
     last: bool
 
@@ -199,6 +202,7 @@ class StepLedger:
             keys={gang: entry.part(gang).keys for gang in worlds},
             metrics=_numbers_of({gang: entry.part(gang) for gang in worlds}),
             seconds=seconds,
+            rare=entry.rare or any(later.rare for later in self._open.values()),
             checkpoint=last or self.has_checkpoint(step),
             last=last,
         )

@@ -256,4 +256,4 @@ def _evaluation(config: Mapping[str, Any], *, count: int, done: int) -> list[Tic
         return []
     numbers = range(min(count, int(config["prompts"])))
     keys = {index: lineage.sample(EVALUATION, done, index=index, sample=0) for index in numbers}
-    return [Ticket(key=key, payload={"index": index, "pass": done}) for index, key in keys.items()]
+    return [Ticket(key=key, payload={"index": index, "pass": done}, rare=True) for index, key in keys.items()]

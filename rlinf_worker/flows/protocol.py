@@ -34,6 +34,9 @@ class Ticket:
     prompt. One unit that is made of several tickets (put with all of them as parents) counts for each. None: nobody
     knows before; the step has all of it once whoever works on it has acknowledged what it took.
 
+    `rare`: it is of few steps, as an evaluation's are. What such a step takes is no measure of the others, so no plan
+    is made or judged by it.
+
     Ticket(key="train:0/512/0", payload={"index": 512}, units=8)"""
 
     key: LineageKey
@@ -41,6 +44,7 @@ class Ticket:
     weight: float = 1.0
     affinity: int | None = None
     units: int | None = 1
+    rare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -290,6 +290,10 @@ async def test_a_ticket_of_which_no_number_of_units_comes_is_refused(units):
     assert driver.job.ledger.get(1).tickets == {}
     await source.put([Ticket(key=LineageKey("a"), units=8), Ticket(key=LineageKey("b"), units=None)], step=step)
     assert driver.job.ledger.get(1).tickets == {"a": 8, "b": None}
+    assert not driver.job.ledger.get(1).rare
+    await source.put([Ticket(key=LineageKey("c")), Ticket(key=LineageKey("d"), rare=True)], step=step)
+    await source.put([Ticket(key=LineageKey("e"))], step=step)
+    assert driver.job.ledger.get(1).rare
 
 
 async def test_a_flow_is_told_a_fact_as_soon_as_a_role_shares_it():

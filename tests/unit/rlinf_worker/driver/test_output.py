@@ -28,6 +28,7 @@ def committed(step: int, *, branch: int = 0) -> Committed:
         keys={"actor": (f"k{step}",)},
         metrics={"loss": 0.5},
         seconds=1.0,
+        rare=False,
         checkpoint=False,
         last=False,
     )

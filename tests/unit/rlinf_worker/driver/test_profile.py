@@ -32,8 +32,8 @@ TOPOLOGY = Topology(
 class Site:
     """A driver's job with two env workers, a rollout and an actor; the test is its workers and its clock."""
 
-    def __init__(self, *, output: str = "", profile_steps: int = 3, **facts: Any) -> None:
-        made = make_job(envs=2)
+    def __init__(self, *, output: str = "", profile_steps: int = 3, staleness: int = 0, **facts: Any) -> None:
+        made = make_job(envs=2, staleness=staleness)
         placement = made.spec.placement.model_copy(update={"profile_steps": profile_steps})
         self.made = Job(made.spec.model_copy(update={"placement": placement}), made.plan)
         self.now, self.losses, self.away = 1000.0, 0, False
@@ -49,21 +49,24 @@ class Site:
             pb.Account(step=step, branch=self.job.ledger.version.branch, **said),
         )
 
-    def committed(self, step: int, *, seconds: float = 2.0) -> None:
+    def committed(self, step: int, *, seconds: float = 2.0, rare: bool = False, checkpoint: bool = False) -> None:
         done = Committed(
             step=step,
             version=PolicyVersion(self.job.ledger.version.branch, step),
             keys={"actor": ()},
             metrics={},
             seconds=seconds,
-            checkpoint=False,
+            rare=rare,
+            checkpoint=checkpoint,
             last=False,
         )
         self.profiles.committed(done)
 
-    def step(self, number: int, *, seconds: float = 2.0, **said: Any) -> None:
+    def step(
+        self, number: int, *, seconds: float = 2.0, rare: bool = False, checkpoint: bool = False, **said: Any
+    ) -> None:
         """It ends, and all say so."""
-        self.committed(number, seconds=seconds)
+        self.committed(number, seconds=seconds, rare=rare, checkpoint=checkpoint)
         for worker in self.job.members.workers:
             self.heard(worker, number, window_s=seconds, **said)
 
@@ -337,6 +340,41 @@ def test_steps_in_which_somebody_was_lost_are_left_out(what):
     site.step(4)
     site.profiles.end()
     assert site.told() == [(1, 1, 1), (3, 3, 1), (4, 4, 1)]
+
+
+def test_a_step_with_an_evaluation_is_left_out():
+    """With nine times the units of the others in the mean, a plan would be made for a step that there never is."""
+    site = Site(profile_steps=0)
+    for step in range(1, 6):
+        items = 288 if step == 3 else 32
+        said = [traffic("segments", "consumer", items, bytes=items)]
+        site.step(step, seconds=items / 16, rare=step == 3, traffic=said)
+    site.profiles.end()
+    [profile] = site.profiles.reports
+    [segments] = [channel for channel in profile.channels if channel.name == "segments"]
+    assert (profile.steps, profile.step_seconds) == (4, Number(value=2.0, count=4))
+    assert segments.units == Number(value=32 * len(site.job.members.workers), count=4)
+    assert site.profiles.measured == Number(value=2.0, count=3), "the first one warmed up"
+
+
+def test_a_save_is_of_the_time_of_the_step_behind_it_which_is_left_out():
+    site = Site(profile_steps=0)
+    for step in range(1, 9):
+        site.step(step, seconds=9.0 if step in (4, 7) else 2.0, checkpoint=step % 3 == 0)
+    site.profiles.end()
+    [profile] = site.profiles.reports
+    assert profile.step_seconds == Number(value=2.0, count=6)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_what_every_step_has_is_not_rare(staleness):
+    """An evaluation is worked on in the time of as many steps as are open at once; of more in a row it is one each."""
+    site = Site(profile_steps=0, staleness=staleness)
+    for step in range(1, 21):
+        site.step(step, rare=True, checkpoint=True)
+    site.profiles.end()
+    first = 3 + staleness  # the first save is in the time of step 2
+    assert site.told() == [(first, 20, 21 - first)]
 
 
 def test_steps_that_are_made_again_are_in_it_already_and_a_report_over_a_branch_goes_out():

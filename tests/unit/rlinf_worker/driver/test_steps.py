@@ -201,6 +201,19 @@ def test_checkpoints_come_every_so_many_steps_and_with_the_last():
     assert asked == [(False, False)] * 3 + [(True, False), (False, False), (True, True)]
 
 
+def test_steps_that_are_open_beside_one_with_rare_tickets_commit_as_rare():
+    book = ledger(steps=4, staleness=1)
+    opened(book, 1)
+    opened(book, 2)
+    found = [through(book, 1).rare]
+    opened(book, 3)
+    book.open(3, now=0.0).rare = True
+    found.append(through(book, 2).rare)
+    opened(book, 4)
+    found += [through(book, 3).rare, through(book, 4).rare]
+    assert found == [False, True, True, False]
+
+
 def test_overlapping_steps_are_timed_from_commit_to_commit():
     book = ledger(staleness=1)
     opened(book, 1, now=0.0)

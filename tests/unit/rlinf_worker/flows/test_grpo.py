@@ -78,6 +78,7 @@ async def test_the_first_rows_are_evaluated_before_the_first_step_and_after_ever
         5: ["eval:4/0/0", "eval:4/1/0"],
     }  # fmt: skip
     assert [t.payload["index"] for t in told[3]] == [0, 1]
+    assert all(t.rare == is_evaluation(t.key) for tickets in flow.put_at.values() for t in tickets)
     assert {n: [t for t in tickets if not is_evaluation(t.key)] for n, tickets in flow.put_at.items()} == plain.put_at
     all_of_it = await put(rows=10, steps=1, evaluated=3)
     assert len(all_of_it.put_at[1]) == 4 + 3, "no more than there are"
