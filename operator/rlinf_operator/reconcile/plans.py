@@ -427,6 +427,8 @@ def _says(
         yield PlanCondition.APPLIED, Status.TRUE, str(Reason.PLAN_IN_FORCE), message
         if conditions.is_true(old, PlanCondition.SUPERSEDED):
             yield PlanCondition.SUPERSEDED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force again"
+        if conditions.is_true(old, PlanCondition.ROLLED_BACK):
+            yield PlanCondition.ROLLED_BACK, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force again"
         if conditions.is_true(old, PlanCondition.FAILED):
             yield PlanCondition.FAILED, Status.FALSE, str(Reason.PLAN_IN_FORCE), "it is in force after all"
         return

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_operator.reconcile import events
-from tests.builders_plans import job, name, plan, plan_conditions, running, store_statuses, told
+from tests.builders_plans import job, name, pin, plan, plan_conditions, running, store_statuses, told
 
 
 def scheduled(revision, *, code="Profiled", based_on=1, seconds=2.0):
@@ -95,6 +95,10 @@ def test_a_plan_that_is_taken_back_says_so_when_the_one_after_it_is_in_force():
     assert plan_conditions(world, 2)["RolledBack"] == ("True", "RolledBack")
     assert plan_conditions(world, 2)["Superseded"] == ("True", "Superseded")
     assert "RolledBack" not in plan_conditions(world, 1)
+    store_statuses(world)
+    pin(world, name(world, 2)).report(plan_revision=2, plan_switches=4)
+    assert plan_conditions(world, 2)["RolledBack"] == ("False", "PlanInForce"), "a person wants it again"
+    assert plan_conditions(world, 2)["Superseded"] == ("False", "PlanInForce")
 
 
 @pytest.mark.parametrize(
