@@ -1,7 +1,8 @@
 """Which plan is in force, which one is on its way, and what the driver must be told. Pure.
 
-    Auto     the newest plan of the scheduler; one that a person wrote only once it is in force. With apply: OnApproval
-             the newest that bears the annotation rlinf.io/approved-by; a job begins without one
+    Auto     the newest plan of the scheduler; one that a person wrote only once it is in force, and of those that were
+             in force before an older one none but what a person pins. With apply: OnApproval the newest that bears the
+             annotation rlinf.io/approved-by; a job begins without one
     Pinned   the plan that spec.placement.pin names, older ones too; without it, whatever is in force stays
 
 The driver is soft state: one that names no plan is told the one in force. One that names a plan is right: it alone puts
@@ -125,7 +126,7 @@ def choose(
         current=current,
         not_allowed=in_force.problem if in_force is not None else "",
         pods_kept={p.name: p.desired for p in observed.status.pools if p.desired} if gone else {},
-        unapproved=unapproved[-1] if unapproved else None,
+        unapproved=next((p for p in reversed(unapproved) if not _was_in_force(p)), None),
         passed_over=in_vain,
         highest_revision=max([*known, said, int(named[1]) if named else 0]),
         pin_problem=problem,
@@ -247,10 +248,10 @@ def _target(
     """The plan that is wanted, or why the pinned one is not used."""
     if spec.placement.mode is not PlacementMode.PINNED:
         planned = [p for p in usable if not _is_users(p)]
-        newest = planned[-1] if planned else None
-        stays = in_force is not None and not in_force.problem
-        older = newest is not None and in_force is not None and newest.revision < in_force.revision
-        return (in_force if older and stays else newest), "", Reason.PLAN_IN_FORCE
+        if in_force is not None and not in_force.problem:
+            # One that had its time was left for this one: its return would undo what a person chose by a pin.
+            planned = [p for p in planned if p.revision > in_force.revision and not _was_in_force(p)] or [in_force]
+        return (planned[-1] if planned else None), "", Reason.PLAN_IN_FORCE
     pin = spec.placement.pin
     if (found := next((p for p in usable if p.name == pin), None)) is not None:
         return found, "", Reason.PLAN_IN_FORCE
@@ -265,6 +266,10 @@ def _target(
     text = f"spec.placement.pin names {pin!r}, got no RLPlan of this name with label {names.LABEL_JOB}: "
     text += f"{observed.job.name}; apply it" + (f" or pin one of {known}" if known else "")
     return None, text, Reason.PIN_NOT_FOUND
+
+
+def _was_in_force(plan: PlanView) -> bool:
+    return conditions.find(plan.status.conditions, PlanCondition.APPLIED) is not None
 
 
 def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: DriverReport | None) -> str:

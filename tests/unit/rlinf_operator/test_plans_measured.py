@@ -29,6 +29,22 @@ def test_a_newer_plan_of_the_scheduler_is_put_in_force_by_itself():
     assert told(world) == (("Prepare",), 2)
 
 
+def test_a_plan_that_a_person_went_back_behind_does_not_return_by_an_unpin():
+    world = running(scheduled(2), scheduled(3))
+    world.report(plan_revision=3, plan_switches=2)
+    store_statuses(world)
+    pin(world, name(world, 2))
+    assert told(world) == (("Prepare",), 2)
+    world.report(plan_revision=2, plan_switches=3)
+    assert told(world.edit(placement={"mode": "Auto"})) is None, "nor before its status says that it was superseded"
+    store_statuses(world)
+    assert told(world) is None
+    world.edit(placement={"mode": "Auto", "apply": "OnApproval"}).step()
+    assert "waits for approval" not in world.message("PlanApplied")
+    world.edit(placement={"mode": "Auto"}).with_plan(scheduled(4, based_on=2))
+    assert told(world) == (("Prepare",), 4), "what the scheduler has measured since"
+
+
 def test_with_on_approval_it_waits_for_the_annotation_and_says_how_to_give_it():
     world = running(scheduled(2)).edit(placement={"apply": "OnApproval"})
     world.step()
