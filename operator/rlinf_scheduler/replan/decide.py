@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode
 from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
 from rlinf_scheduler.planner import spec as plans
@@ -31,7 +32,7 @@ from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleC
 from rlinf_scheduler.planner.simulate import Prediction, simulate
 from rlinf_scheduler.replan.evidence import StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit
-from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known
+from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known, PlanRecord
 from rlinf_scheduler.replan.others import Other, Others, content, place
 
 MIN_GAIN: Final = 0.05
@@ -93,7 +94,7 @@ class _Decision(Known):
             return Stay("Off", "spec.placement.profileSteps is 0")
         if self.record is None:
             return Stay("Pending", f"revision {newest.revision}, which was measured, is not there any more")
-        if waiting := [p.spec.revision for p in self.case.plans if p.spec.revision > newest.revision and not p.failed]:
+        if waiting := [p.spec.revision for p in self.case.plans if self._is_awaited(p)]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
         if self.now.count < self.wanted_steps:
             return Stay(
@@ -117,6 +118,14 @@ class _Decision(Known):
             return probe
         return self._choice(self.fitted)
 
+    def _is_awaited(self, record: PlanRecord) -> bool:
+        """Newer, and the operator takes it up by itself or once somebody has approved of it. It passes over a person's
+        plan that is not pinned, and what an edit of the job no longer allows."""
+        plan = record.spec
+        if plan.revision <= self.plan.revision or record.failed or plan.source != "Scheduler":
+            return False
+        return plan_rules.allows(plan, self.case.job)
+
     # --- back ---------------------------------------------------------------------------------------------------------
     @property
     def is_unverified(self) -> bool:
@@ -128,7 +137,7 @@ class _Decision(Known):
         included."""
         base = self.records[self.plan.based_on.revision].spec
         off = self.off_of(base.revision)
-        if off is None:
+        if off is None or not self.others.may_be_used(base):
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
         before = steps_of(self.newest_of(base.revision))

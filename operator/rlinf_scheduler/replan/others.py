@@ -112,8 +112,12 @@ class Others:
             yield self._other(record.spec, candidate, prediction, seconds=seconds, is_new=False)
 
     def _is_allowed(self, plan: RLPlanSpec) -> bool:
+        return place(plan) not in self._given_up and self.may_be_used(plan)
+
+    def may_be_used(self, plan: RLPlanSpec) -> bool:
+        """By the job as it is now, whatever became of the plan."""
         side_by_side = self._case.job.placement.mode is PlacementMode.DISAGGREGATED  # an edit, maybe, since it was made
-        if place(plan) in self._given_up or (side_by_side and plan.lease_sets):
+        if side_by_side and plan.lease_sets:
             return False
         if not self._case.profiles[-1].checkpoints and self._moves_a_gang(plan):
             return False

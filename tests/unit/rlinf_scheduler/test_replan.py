@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
-from rlinf_api.plan import PlanReason
+from rlinf_api.plan import PlanReason, PoolPlan
 from rlinf_api.profile import Batch, Move, Number
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
@@ -374,6 +374,43 @@ def test_a_plan_on_its_way_is_waited_for():
     waiting = decided(job)
     assert isinstance(waiting, Stay)
     assert (waiting.code, waiting.why) == ("Pending", "revision 2 is on its way")
+
+
+def test_a_plan_that_waits_for_a_person_is_waited_for():
+    job = world()
+    job.run(3)
+    waiting = decided(approved(job))
+    assert isinstance(waiting, Stay)
+    assert (waiting.code, waiting.why) == ("Pending", "revision 2 is on its way")
+
+
+@pytest.mark.parametrize(
+    "passed_over",
+    [
+        {"revision": 9, "source": "User"},
+        {"revision": 9, "pools": [PoolPlan(name="main", pods=4)]},
+    ],
+    ids=["a person's that nobody pins", "what an edit no longer allows"],
+)
+def test_a_plan_that_nobody_takes_up_is_not_waited_for(passed_over):
+    job = world()
+    job.run(3)
+    newer = job.plans[0].model_copy(update=passed_over)
+    found = decided(replace(job, plans=[job.plans[0], newer]))
+    assert isinstance(found, NextPlan)
+    assert (found.plan.revision, found.plan.reason.code) == (10, "Probe")
+
+
+def test_a_plan_is_not_taken_back_to_one_that_an_edit_no_longer_allows():
+    job = world("drawn-14", pods=2, slow=lambda plan: 4.0 if plan.reason.code is PlanReason.PROFILED else 1.0)
+    job.run(8)
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    assert [plan.pools[0].pods for plan in job.plans] == [1, 1, 2]
+    pools = [pool.model_copy(update={"pods": 2}) for pool in job.job.pools]
+    job.job = job.job.model_copy(update={"pools": pools})
+    job.run()
+    assert not plan_rules.allows(job.plans[1], job.job)
+    assert all(plan_rules.allows(plan, job.job) for plan in job.plans[2:])
 
 
 def test_a_plan_by_hand_that_nobody_pins_any_more_is_improved_on_like_any():
