@@ -97,7 +97,7 @@ def initial(
                 for role, groups in zip(spec.roles, placed.workers, strict=True)
             ],
             lease_sets=list(placed.lease_sets),
-            channels=_channels(spec),
+            channels=channels(spec),
             cycles=_cycles(spec, placed.workers),
             reason=PlanReasonModel(code=reason, message=placed.said),
         )
@@ -226,7 +226,7 @@ def _share_rest(spec: RLJobSpec, pools: list[_Pool], taken: list[list[tuple[Slot
                 break
 
 
-def _channels(spec: RLJobSpec) -> list[ChannelPlan]:
+def channels(spec: RLJobSpec) -> list[ChannelPlan]:
     """What flow.config.channels asks for ({name: {microBatch, depth, capacity}}); other channels have the contract's
     defaults."""
     wanted = spec.flow.config.get("channels")

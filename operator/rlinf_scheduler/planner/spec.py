@@ -52,9 +52,11 @@ def write(
     reason: PlanReasonModel,
     based_on: BasedOn | None = None,
     instead_of: Sequence[StandingRegion] = (),
+    channels: Sequence[ChannelPlan] = (),
 ) -> RLPlanSpec | None:
     """`instead_of`: regions of the plan in force, whose workers stay where they are as far as the candidate has them
-    too, unless that costs a pod. None: a worker of several slots finds no pod that has them side by side."""
+    too, unless that costs a pod. `channels`: its own, whose capacities stay. None: a worker of several slots finds no
+    pod that has them side by side."""
     pods = candidates.pods(problem, candidate)
     layout = _layout(problem, candidate, instead_of) if instead_of else None
     if layout is None or any(map(gt, layout.pods(problem), pods)):
@@ -84,7 +86,7 @@ def write(
         ],
         workers=workers,
         lease_sets=lease_sets,
-        channels=list(_channels(problem, candidate)),
+        channels=list(_channels(problem, candidate, channels)),
         cycles=[CyclePlan(roles=[c.front, c.back], stages=candidate.choices[c.front].stages) for c in problem.cycles],
         predicted=predicted(prediction),
         reason=reason,
@@ -194,7 +196,9 @@ def _groups(slots: Sequence[Slot], size: int) -> Iterator[Sequence[Slot]]:
             at += 1
 
 
-def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPlan]:
+def _channels(problem: PlanProblem, candidate: Candidate, stands: Sequence[ChannelPlan]) -> Iterator[ChannelPlan]:
+    """With the capacities that they have where they stand; those that the problem does not know as they are there."""
+    there = {channel.name: channel for channel in stands}
     backs = {cycle.back for cycle in problem.cycles}
     for role in problem.roles:
         names = [e.channel for e in problem.edges if e.consumer == role.name]
@@ -203,10 +207,23 @@ def _channels(problem: PlanProblem, candidate: Candidate) -> Iterator[ChannelPla
             names = [role.tickets]
         for name in names:
             room = ROOM * problem.units[role.name] * (problem.staleness + 1)
-            units = max(room, choice.micro_batch * choice.depth)
-            yield ChannelPlan(
-                name=name, micro_batch=choice.micro_batch, depth=choice.depth, capacity=Capacity(units=units)
-            )
+            channel = there.pop(name, ChannelPlan(name=name, capacity=Capacity(units=room)))
+            if channel.capacity.units == Capacity().units:  # the contract's, and nobody's wish
+                channel = _holding(channel, room)
+            yield sized(channel, micro_batch=choice.micro_batch, depth=choice.depth)
+    yield from there.values()
+
+
+def sized(channel: ChannelPlan, *, micro_batch: int, depth: int) -> ChannelPlan:
+    """The channel with other sizes; it holds what they have under way, or more."""
+    sizes = {"micro_batch": micro_batch, "depth": depth}
+    return _holding(channel, micro_batch * depth).model_copy(update=sizes)
+
+
+def _holding(channel: ChannelPlan, units: int) -> ChannelPlan:
+    """So many at least."""
+    more = {"units": max(units, channel.capacity.units)}
+    return channel.model_copy(update={"capacity": channel.capacity.model_copy(update=more)})
 
 
 def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:

@@ -165,7 +165,7 @@ class _Decision(Known):
             if channel.micro_batch > 1:
                 smaller = channel.micro_batch // 2
                 depth = -(-channel.micro_batch * channel.depth // smaller)  # as many units are under way
-                channels[name] = channel.model_copy(update={"micro_batch": smaller, "depth": depth})
+                channels[name] = plans.sized(channel, micro_batch=smaller, depth=depth)
                 halved.append(name)
         if not halved:
             return None

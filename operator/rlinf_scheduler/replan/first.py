@@ -14,6 +14,7 @@ from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import search, words
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.infeasible import Infeasible
+from rlinf_scheduler.planner.initial import channels
 from rlinf_scheduler.replan.fit import Unfit, fit
 
 
@@ -39,6 +40,7 @@ def by_profiles(
         plan = plans.write(
             fitted.problem, scored.candidate, scored.prediction, job=job, revision=revision,
             reason=PlanReasonModel(code=reason, message=said), based_on=BasedOn(profile=newest.key),
+            channels=channels(spec),
         )  # fmt: skip
         if plan is not None and plan_rules.allows(plan, spec):
             return plan

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_api.profile import key_of
 from rlinf_api.store import NotFound
@@ -88,6 +89,19 @@ async def test_other_pools_in_the_middle_of_a_job_are_planned_by_what_it_has_mea
     assert f"uid {uid}" in plan.reason.message
     assert plan.predicted is not None
     assert plan.predicted.period_seconds < 0.5 * world.seconds[0]
+
+
+async def test_channels_hold_what_the_job_lets_them_where_it_begins_by_profiles_too():
+    store = MemoryStore()
+    planning, (_, profiles) = Planning(store), measured()
+    channels = {**FLOW["config"]["channels"], "tickets": {"capacity": {"units": 77, "bytes": "4Gi"}}}
+    flow = {**FLOW, "config": {**FLOW["config"], "channels": channels}}
+    job = RLJobSpec.model_validate(workloads.job(ENTRY)["spec"] | {"flow": flow})
+    planning.jobs.remember(tuple(p.model_copy(update={"key": key_of(job)}) for p in profiles))
+    _, plan = await asked(planning, store, flow=flow)
+    assert plan.predicted is not None
+    (tickets,) = (c for c in plan.channels if c.name == "tickets")
+    assert (tickets.capacity.units, tickets.capacity.bytes) == (77, "4Gi")
 
 
 async def test_a_profile_from_a_file_is_as_good_and_only_the_newest_ones_are_kept():

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
-from rlinf_api.plan import PlanReason, PoolPlan
+from rlinf_api.plan import Capacity, ChannelPlan, PlanReason, PoolPlan
 from rlinf_api.profile import Batch, Move, Number
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
@@ -272,6 +272,47 @@ def test_where_only_sizes_change_workers_keep_their_slots():
     job = world("drawn-11")
     job.run()
     assert len({tuple(w.slots for w in p.workers) for p in job.plans}) == 1
+
+
+def with_channels(job, **more):
+    """Entries of flow.config.channels, beside what stands there."""
+    flow = job.job.flow
+    channels = {name: {**flow.config["channels"].get(name, {}), **entry} for name, entry in more.items()}
+    config = {**flow.config, "channels": {**flow.config["channels"], **channels}}
+    job.job = job.job.model_copy(update={"flow": flow.model_copy(update={"config": config})})
+    return job
+
+
+def test_channels_hold_under_every_plan_what_the_job_lets_them():
+    asked = {"units": 4096, "bytes": "4Gi"}
+    job = with_channels(world("drawn-14"), **{"rollout-train": {"capacity": asked}, "env-rollout": {"capacity": asked}})
+    job.run()
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    for plan in job.plans:
+        found = {c.name: (c.capacity.units, c.capacity.bytes) for c in plan.channels}
+        assert found["rollout-train"] == (4096, "4Gi"), plan.revision
+        assert found["env-rollout"] == (4096, "4Gi"), "which the planner does not know of"
+        assert found["tickets"] == (1024, "1Gi"), plan.revision
+
+
+def test_a_channel_holds_what_its_sizes_have_under_way_or_more():
+    def held(**more):
+        found = plan_spec.sized(ChannelPlan(name="samples", capacity=Capacity(units=16, bytes="4Gi")), **more)
+        return found.micro_batch, found.depth, found.capacity.units, found.capacity.bytes
+
+    assert held(micro_batch=4, depth=4) == (4, 4, 16, "4Gi")
+    assert held(micro_batch=2, depth=9) == (2, 9, 18, "4Gi")
+
+
+def test_a_probe_of_a_channel_that_holds_no_unit_too_many_is_allowed():
+    asked = {"microBatch": 5, "depth": 3, "capacity": {"units": 15}}
+    job = with_channels(world("drawn-14"), **{"rollout-train": asked})
+    job.run(5)
+    probe = job.plans[1]
+    assert [(c.micro_batch, c.depth, c.capacity.units) for c in probe.channels if c.name == "rollout-train"] == [
+        (2, 8, 16)
+    ]
+    plan_rules.check(probe, job.job)
 
 
 def test_a_plan_that_is_slower_than_promised_is_taken_back_and_not_tried_again():
