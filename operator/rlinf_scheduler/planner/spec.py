@@ -53,17 +53,19 @@ def write(
     based_on: BasedOn | None = None,
     instead_of: Sequence[StandingRegion] = (),
     channels: Sequence[ChannelPlan] = (),
+    workers: Sequence[WorkerPlan] = (),
 ) -> RLPlanSpec | None:
     """`instead_of`: regions of the plan in force, whose workers stay where they are as far as the candidate has them
-    too, unless that costs a pod. `channels`: its own, whose capacities stay. None: a worker of several slots finds no
-    pod that has them side by side."""
+    too, unless that costs a pod. `channels`: its own, whose capacities stay. `workers`: its own, whose options,
+    token budgets and caches do. None: a worker of several slots finds no pod that has them side by side."""
     pods = candidates.pods(problem, candidate)
     layout = _layout(problem, candidate, instead_of) if instead_of else None
     if layout is None or any(map(gt, layout.pods(problem), pods)):
         layout = _layout(problem, candidate, ())
     if layout is None:
         return None
-    workers = [_worker(problem.role(name), slots, candidate.choices[name]) for name, slots in layout.of_roles(problem)]
+    there = {entry.role: entry for entry in reversed(workers)}
+    entries = [_worker(problem.role(name), slots, candidate.choices[name]) for name, slots in layout.of_roles(problem)]
     shared = [placed for placed in layout.regions if len(placed.region.turns) > 1]
     unused = (name for number in count() if (name := f"set-{number}") not in {placed.name for placed in shared})
     lease_sets = [
@@ -84,7 +86,7 @@ def write(
             PoolPlan(name=p.name, pods=max(n, of_slots))
             for p, n, of_slots in zip(problem.pools, pods, layout.pods(problem), strict=True)
         ],
-        workers=workers,
+        workers=[_alike(e, there[e.role], problem.role(e.role)) if e.role in there else e for e in entries],
         lease_sets=lease_sets,
         channels=list(_channels(problem, candidate, channels)),
         cycles=[CyclePlan(roles=[c.front, c.back], stages=candidate.choices[c.front].stages) for c in problem.cycles],
@@ -183,6 +185,19 @@ def _worker(role: RoleCosts, slots: Sequence[Slot], choice: Choice) -> WorkerPla
         stays=choice.stays,
         memory=WorkerMemory(resident=resident, peak=peak, offloaded=offloaded) if any(memory) else None,
     )
+
+
+def _alike(made: WorkerPlan, like: WorkerPlan, role: RoleCosts) -> WorkerPlan:
+    """`like`: the entry under which the role's costs were measured. What no candidate says is as there."""
+    same: dict[str, object] = {"tokens": like.tokens}
+    if _option(role, like.option) == _option(role, made.option):
+        same["option"] = like.option
+    if like.memory is not None and quantities.to_bytes(like.memory.kv):
+        own = {"kv": like.memory.kv}
+        if not made.stays:  # measured, what is resident has keys and values in it; and they count beside it
+            own["resident"] = like.memory.resident
+        same["memory"] = (made.memory or WorkerMemory()).model_copy(update=own)
+    return made.model_copy(update=same)
 
 
 def _groups(slots: Sequence[Slot], size: int) -> Iterator[Sequence[Slot]]:

@@ -84,6 +84,7 @@ class Others:
             written = plans.write(
                 problem, scored.candidate, scored.prediction, job=self._plan.job, revision=self._known.next_revision,
                 reason=PlanReasonModel(code=PlanReason.PROFILED), instead_of=stands, channels=self._plan.channels,
+                workers=self._plan.workers,
             )  # fmt: skip
             if written is not None and content(written) not in excluded and self._is_allowed(written):
                 yield scored, written

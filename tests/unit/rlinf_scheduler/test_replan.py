@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
-from rlinf_api.plan import Capacity, ChannelPlan, PlanReason, PoolPlan
+from rlinf_api.plan import Capacity, ChannelPlan, PlanReason, PoolPlan, WorkerMemory
 from rlinf_api.profile import Batch, Move, Number
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
@@ -313,6 +313,33 @@ def test_a_probe_of_a_channel_that_holds_no_unit_too_many_is_allowed():
         (2, 8, 16)
     ]
     plan_rules.check(probe, job.job)
+
+
+class ByHand(World):
+    """Its first plan says of each role what no measurement says."""
+
+    def begin(self):
+        first = super().begin()
+        cache = WorkerMemory(resident="3Gi", kv="2Gi")
+        own: dict[str, dict[str, object]] = {"rollout": {"tokens": 8192, "memory": cache}, "train": {"option": "0"}}
+        workers = [entry.model_copy(update=own.get(entry.role)) for entry in first.workers]
+        self.plans[0] = first.model_copy(update={"workers": workers})
+        return self.plans[0]
+
+
+def test_a_role_keeps_the_option_the_tokens_and_the_cache_with_which_it_was_measured():
+    job = ByHand.of_entry(ENTRIES["drawn-14"], steps=60)
+    job.run()
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    assert job.plans[-1].workers != job.plans[0].workers
+    for plan in job.plans:
+        plan_rules.check(plan, job.job)
+        found = {entry.role: (entry.option, entry.tokens) for entry in plan.workers}
+        assert found == {"rollout": ("", 8192), "train": ("0", 0), "env": ("", 0)}, plan.revision
+        (rollout,) = (entry for entry in plan.workers if entry.role == "rollout")
+        assert rollout.memory is not None
+        assert rollout.memory.kv == "2Gi", plan.revision
+        assert rollout.stays or rollout.memory.resident == "3Gi", "what was measured has the cache in it"
 
 
 def test_a_plan_that_is_slower_than_promised_is_taken_back_and_not_tried_again():

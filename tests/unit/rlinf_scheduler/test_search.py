@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode, RLJobSpec
-from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel
+from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel, WorkerMemory, WorkerPlan
 from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import Cost, CycleEdge, InRounds, Option, PlanProblem, Pool, QueueEdge, RoleCosts
@@ -208,3 +208,30 @@ def test_what_is_chosen_of_a_role_stands_in_its_plan_and_is_read_again():
     assert {name: (c.option, c.stays) for name, c in again.choices.items()} == {
         name: (c.option, c.stays) for name, c in choices.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stays", "option", "resident"),
+    [
+        (0, False, "base", "3Gi"),  # `base` is the option as the role stands, too
+        (1, False, "0", "3Gi"),
+        (0, True, "base", "8009Mi"),  # while others have the turn it keeps all that was measured
+    ],
+)
+def test_what_no_candidate_says_is_as_in_the_plan_in_force(chosen, stays, option, resident):
+    problem = problems.of_entry(workloads.entries()["drawn-14"], items=16)
+    found = plan(problem, effort=1_000)
+    assert isinstance(found, Found)
+    best = found.best.candidate
+    choices = {**best.choices, "train": replace(best.choices["train"], option=chosen, stays=stays)}
+    kept = WorkerMemory(resident="3Gi", kv="2Gi")
+    there = WorkerPlan(role="train", count=1, slots="main/0:0", option="base", tokens=8192, memory=kept)
+    written = spec.write(
+        problem, replace(best, choices=choices), found.best.prediction, job=JobRef(name="j", uid=UID), revision=2,
+        reason=PlanReasonModel(code=PlanReason.PROFILED), workers=[there],
+    )  # fmt: skip
+    assert written is not None
+    (train,) = (w for w in written.workers if w.role == "train")
+    assert train.memory is not None
+    assert (train.option, train.tokens, train.memory.kv, train.memory.resident) == (option, 8192, "2Gi", resident)
+    assert {w.tokens for w in written.workers if w.role != "train"} == {0}
