@@ -249,13 +249,18 @@ def case_of(
             continue
         if found.job.uid == job_uid:
             highest = max(highest, found.revision)
-            failure = _failure(plan)
+            known = _conditions(plan)
+            failure = conditions.find(known, PlanCondition.FAILED)
+            if failure is not None and failure.status != "True":
+                failure = None
             no_node = failure is not None and failure.reason == Reason.UNSCHEDULABLE
             records.append(
                 PlanRecord(
-                    spec=found, failed=failure is not None, no_node_at=_seconds(failure) if failure and no_node else 0.0
+                    spec=found, failed=failure is not None,
+                    no_node_at=_seconds(failure) if failure is not None and no_node else 0.0,
+                    was_in_force=conditions.find(known, PlanCondition.APPLIED) is not None,
                 )
-            )
+            )  # fmt: skip
     records.sort(key=lambda record: record.spec.revision)
     return Case(
         job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now, again=again
@@ -268,14 +273,12 @@ def _seconds(condition: Condition) -> float:
     return at.timestamp() if at is not None else 0.0
 
 
-def _failure(plan: Manifest) -> Condition | None:
+def _conditions(plan: Manifest) -> list[Condition]:
     status: Mapping[str, Any] = plan.get("status") or {}
     try:
-        known = [Condition.model_validate(condition) for condition in status.get("conditions") or ()]
+        return [Condition.model_validate(condition) for condition in status.get("conditions") or ()]
     except ValueError as error:
         raise InvalidManifest(f"status of RLPlan {plan['metadata']['name']}", got=str(error)) from error
-    found = conditions.find(known, PlanCondition.FAILED)
-    return found if found is not None and found.status == "True" else None
 
 
 async def fewest_of(spec: RLJobSpec, plan: RLPlanSpec, manifest: Manifest) -> dict[str, int]:

@@ -120,9 +120,9 @@ class _Decision(Known):
 
     def _is_awaited(self, record: PlanRecord) -> bool:
         """Newer, and the operator takes it up by itself or once somebody has approved of it. It passes over a person's
-        plan that is not pinned, and what an edit of the job no longer allows."""
+        plan that is not pinned, what an edit of the job no longer allows, and one that was left for that in force."""
         plan = record.spec
-        if plan.revision <= self.plan.revision or record.failed or plan.source != "Scheduler":
+        if plan.revision <= self.plan.revision or record.failed or plan.source != "Scheduler" or record.was_in_force:
             return False
         return plan_rules.allows(plan, self.case.job)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import failure_rules, supported
-from rlinf_api.job import FailureRule
+from rlinf_api.job import FailureAction, FailureRule
 from tests.builders import ppo_job
 
 
@@ -131,7 +131,7 @@ def test_what_is_counted_goes_by_the_name_or_by_what_the_rule_meets_and_not_by_i
 
 
 def test_of_two_rules_that_meet_the_same_the_first_one_counts():
-    twice = [FailureRule(action="RestartPod", max_restarts=most) for most in (1, 9)]
+    twice = [FailureRule(action=FailureAction.RESTART_POD, max_restarts=most) for most in (1, 9)]
     assert [rule.max_restarts for rule in failure_rules.by_key(twice).values()] == [1]
     assert failure_rules.called(twice, failure_rules.key_of(twice[1])) == "0"
     assert failure_rules.called(twice, "gone") == "gone"

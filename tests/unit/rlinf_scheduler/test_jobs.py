@@ -241,13 +241,15 @@ async def test_plans_that_cannot_be_read_are_counted_by_their_names_and_those_of
     failed = plan_manifest((await site.plan(1)).model_copy(update={"revision": 3}), namespace="default")
     failed["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "PrepareFailed", "message": "no",
                                         "lastTransitionTime": "2026-01-01T00:00:00Z"}]}  # fmt: skip
+    mine["status"] = {"conditions": [failed["status"]["conditions"][0] | {"type": "Applied", "status": "False"}]}
     unreadable = {"metadata": {"name": "drawn-14-p7"}, "spec": {"no": "plan"}}
     others = plan_manifest(
         (await site.plan(1)).model_copy(update={"revision": 9, "job": JobRef(name="drawn-14", uid="other")}),
         namespace="default",
     )
     case = case_of(site.world.job, [failed, unreadable, others, mine], job_uid=site.uid, profiles=())
-    assert [(record.spec.revision, record.failed) for record in case.plans] == [(1, False), (3, True)]
+    found = [(record.spec.revision, record.failed, record.was_in_force) for record in case.plans]
+    assert found == [(1, False, True), (3, True, False)]
     assert case.highest == 9
 
 

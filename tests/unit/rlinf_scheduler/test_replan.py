@@ -469,6 +469,16 @@ def test_a_plan_that_nobody_takes_up_is_not_waited_for(passed_over):
     assert (found.plan.revision, found.plan.reason.code) == (10, "Probe")
 
 
+def test_a_newer_plan_that_a_person_went_back_from_is_not_waited_for():
+    """p2 was in force, p1 was pinned again, and nobody pins it any more."""
+    job = world()
+    job.run(3)
+    assert len(job.plans) == 2
+    records = tuple(PlanRecord(spec=p, was_in_force=True) for p in job.plans)
+    found = decide(Case(job=job.job, plans=records, profiles=tuple(job.profiles)))
+    assert not isinstance(found, Stay) or found.code != "Pending"
+
+
 def test_a_plan_is_not_taken_back_to_one_that_an_edit_no_longer_allows():
     job = world("drawn-14", pods=2, slow=lambda plan: 4.0 if plan.reason.code is PlanReason.PROFILED else 1.0)
     job.run(8)

@@ -154,7 +154,7 @@ class JoinedQueues:
         began = time.process_time()
         for channel in ("prompts", "checks"):
             tickets = [UnitInfo(key=key, branch=0, step=step, version=version, inline=b"{}") for key in keys]
-            self.driver.put_tickets(channel, tickets, step=step, wanted=wanted)
+            self.driver.put_tickets(channel, tickets, step=step, wanted=wanted, rare=False)
         self.driver.seal_step(step)
         self.seconds += time.process_time() - began
         self.keys = keys
