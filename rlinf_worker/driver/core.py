@@ -32,6 +32,7 @@ from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.channels import messages
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.driver import entitled
 from rlinf_worker.driver.agents import Agents
 from rlinf_worker.driver.channel_specs import channel_specs
 from rlinf_worker.driver.commits import Commits
@@ -90,7 +91,7 @@ class Driver:
         self.turns = DriverTurns(job, timers=timers)
         self.switch = Switch(job, self.exchange, self.workforce, self.commits, self.gangs, self.turns)
         self.presence = Presence(job, self.exchange, self.workforce, self.commits, self.gangs)
-        self.stalls = Stalls(job, self.exchange, self.workforce, self.commits)
+        self.stalls = Stalls(job, self.exchange, self.workforce, self.commits, self.presence)
         self.profiles = ProfileBook(
             job,
             losses=lambda: self.workforce.restarts,
@@ -262,43 +263,14 @@ class Driver:
         return wid
 
     def _done(self, record: WorkerRecord, done: pb.StepDone) -> None:
-        placed, roles = record.placed, self.job.topology.gang_roles
-        if placed.role in roles and placed.rank == done.rank:
+        placed = record.placed
+        if self._may(entitled.to_end_a_step(placed, done.step, done.rank, gangs=self.job.topology.gang_roles)):
             self.commits.on_step_done(placed.id, placed.role, done)
-            return
-        self._refuse(
-            f"worker {placed.id} says that step {done.step} is done", got=f"rank {done.rank} of {placed.role!r}",
-            wanted=f"a rank of {' or '.join(map(repr, roles))}, which takes rounds",
-            next="leave ctx.step_done to such a role",
-        )  # fmt: skip
 
-    def _announced(self, record: WorkerRecord, made: pb.Announce) -> None:
-        placed, producer = record.placed, self.exchange.book(made.channel).spec.producer
-        if placed.role == producer:
-            after = Age.at(self.job.ledger.version)
-            self.exchange.announced(made.channel, made.units, producer=placed.id, after=after)
-            return
-        self._refuse(
-            f"worker {placed.id} has put units into {made.channel!r}",
-            got=f"a worker of {placed.role!r}", wanted=f"one of {producer!r}" if producer else "the flow alone",
-            next="put what it makes into a channel that the flow gives it as the producer",
-        )  # fmt: skip
-
-    def _saved(self, record: WorkerRecord, saved: pb.Saved) -> None:
-        placed, roles = record.placed, self.job.topology.gang_roles
-        if placed.role in roles:
-            self.commits.on_saved(saved)
-            self.handover.settle()
-            return
-        self._refuse(
-            f"worker {placed.id} says what became of checkpoint {messages.version_from_pb(saved.version)}",
-            got=f"a worker of {placed.role!r}", wanted=f"one of {' or '.join(map(repr, roles))}, which takes rounds",
-            next="leave ctx.checkpoints to such a role",
-        )  # fmt: skip
-
-    def _refuse(self, what: str, *, got: str, wanted: str, next: str) -> None:
-        """A worker said what is another role's to say."""
-        self.job.fail(conditions.Reason.USER_ERROR, str(UserError(what, got=got, wanted=wanted, next=next)))
+    def _may(self, problem: UserError | None) -> bool:
+        if problem is not None:
+            self.job.fail(conditions.Reason.USER_ERROR, str(problem))
+        return problem is None
 
     def _welcome(self, record: WorkerRecord) -> pb.Welcome:
         job = self.job
@@ -338,7 +310,10 @@ class Driver:
             case "credit":
                 self.exchange.queue(message.credit.channel).core.consumers.credit(wid, message.credit.units)
             case "announce":
-                self._announced(record, message.announce)
+                made, after = message.announce, Age.at(self.job.ledger.version)
+                producer = self.exchange.book(made.channel).spec.producer
+                if self._may(entitled.to_announce(record.placed, made.channel, producer=producer)):
+                    self.exchange.announced(made.channel, made.units, producer=wid, after=after)
             case "held":
                 self.exchange.queue(message.held.channel).held(wid, message.held)
                 self.switch.pause.unit_moved()
@@ -363,7 +338,10 @@ class Driver:
                 if wid in self.job.members.prepared:
                     self.switch.is_gang(record.placed.role)
             case "saved":
-                self._saved(record, message.saved)
+                saved, gangs = messages.version_from_pb(message.saved.version), self.job.topology.gang_roles
+                if self._may(entitled.to_save(record.placed, saved, gangs=gangs)):
+                    self.commits.on_saved(message.saved)
+                    self.handover.settle()
             case "account":
                 self.commits.on_account(wid, message.account)
                 self.profiles.heard(record.placed, message.account)

@@ -246,11 +246,6 @@ class Job:
         """Steps go on as they should."""
         return self.standing.state is DriverState.RUNNING
 
-    @property
-    def goes_on(self) -> bool:
-        """Steps do: as they should, or without those that are away."""
-        return self.is_running or bool(self.members.away and self.begun and self.all_here)
-
     def begin(self, *, without: str = "") -> None:
         """Everybody is ready, but for those that `without` names."""
         self.begun = self.began = self._ran = True

@@ -69,7 +69,8 @@ class Presence:
     @property
     def goes_on(self) -> str:
         """The same; empty: nobody is away, or others are waited for, too."""
-        return self.words if self._job.members.away and self._job.goes_on else ""
+        job, away = self._job, self._job.members.away
+        return self.words if away and job.begun and job.all_here else ""
 
     # --- begin --------------------------------------------------------------------------------------------------------
     def settle(self) -> None:

@@ -32,6 +32,7 @@ from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
+from rlinf_worker.driver.presence import Presence
 from rlinf_worker.driver.workforce import Workforce
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,11 @@ FRESH_S: Final = 5.0
 
 
 class Stalls:
-    def __init__(self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits) -> None:
+    def __init__(
+        self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits, presence: Presence
+    ) -> None:
         self._job, self._exchange, self._workforce, self._commits = job, exchange, workforce, commits
+        self._presence = presence
         self.words = ""
         """What stands still, for people; empty: all moves."""
         self.is_stalled = False
@@ -58,7 +62,8 @@ class Stalls:
         workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
         self.words, self.is_stalled = "", False
         self._make_up([w for w in workers if w.state is WorkerState.READY])
-        if not job.goes_on or any(w.state is not WorkerState.READY for w in workers):
+        steps_go_on = job.is_running or self._presence.goes_on
+        if not steps_go_on or any(w.state is not WorkerState.READY for w in workers):
             self._look_at_recovery(workers)
             return
         limit, deadline = self._limits()

@@ -208,7 +208,7 @@ class Worker:
             mark=lambda source, *, can_wait=False: self.driver.mark(source, can_wait=can_wait),
             finish_item=lambda item: self.session.ends.finish_item(item),
             fatal=self.fail,
-            taken=self.turns.took,
+            taken=self.turns.consider,
             may_begin=lambda: self.session.steps.begun is not None,
             memory=OwnMemory(lambda: self.turns.residence.memory()),
             newest_branch=lambda: self.session.highest_branch,

@@ -32,7 +32,7 @@ from rlinf_worker.spans import OpenSpan, Recorder
 from rlinf_worker.sums import MemoryUse
 from rlinf_worker.turns.rule import Kind, Standing
 from rlinf_worker.turns.stance import Idleness, Stance
-from rlinf_worker.turns.term import Progress, Term
+from rlinf_worker.turns.term import NONE, Progress, Term
 
 logger = logging.getLogger(__name__)
 
@@ -365,9 +365,11 @@ class Turns:
             condition, self._changed, what=what, timeout_s=timeout_s, missing="the agent", gated=False
         )
 
-    def consider(self) -> None:
+    def consider(self, took: int = NONE) -> None:
         """Whether the next safe point ends this turn, as somebody waits for it: the role may hear so beside its work.
-        Called with whatever may change that: orders, what the role takes, the end of its step."""
+        Called with whatever may change that: orders, what the role takes, the end of its step. `took`: of a unit or a
+        round, its step; a question of a cycle ends no turn."""
+        self.term.took(took)
         if not self.lease_set:
             return
         is_told = self._stance.told is not None or self._leave_asked > 0
@@ -375,11 +377,6 @@ class Turns:
             self.yield_wanted.set()
         else:
             self.yield_wanted.clear()
-
-    def took(self, step: int) -> None:
-        """A unit or a round of a step; -1: a question of a cycle, which ends no turn."""
-        self.term.took(step)
-        self.consider()
 
     def step_ended(self) -> None:
         """The step that this rank has told done is committed."""

@@ -477,7 +477,7 @@ async def test_a_turn_of_a_step_goes_on_while_older_work_is_under_way(bench):
     async def role():
         async with bench.turns.turn():
             for newest, oldest in ((1, 1), (2, 1), (2, 2)):
-                bench.turns.took(newest)
+                bench.turns.consider(newest)
                 await bench.turns.safe_point(oldest=oldest)
                 passed.append((newest, oldest))
 
