@@ -32,7 +32,7 @@ from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.kept import OURS, KeptProfiles, Manifest, PlanStore
 from rlinf_scheduler.planner.initial import fewest_pods
 from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
-from rlinf_scheduler.replan.known import Case, PlanRecord
+from rlinf_scheduler.replan.known import NOBODY_KILLED, Case, PlanRecord
 
 logger = logging.getLogger(__name__)
 MAX_JOBS: Final = 1_000  # the job whose report is oldest goes first: it has most likely ended
@@ -53,6 +53,8 @@ class _Heard:
 
     namespace: str
     reports: list[Profile] = field(default_factory=list)
+    killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED
+    """Under which plan's revision, and how many of each role, for memory."""
     considered: int = 0
     """The last step up to which no better plan was found."""
     generation: int = 0
@@ -91,6 +93,16 @@ class Jobs:
             self._news.pop(gone, None)
         self._news[uid] = None
         self._wake.set()
+
+    def killed(self, of_role: Mapping[str, int], *, revision: int, job_uid: str) -> None:
+        if (known := self._known.get(job_uid)) is not None:
+            known.killed = (revision, dict(of_role))
+            self._news[job_uid] = None
+            self._wake.set()
+
+    def killed_of(self, job_uid: str) -> tuple[int, Mapping[str, int]]:
+        known = self._known.get(job_uid)
+        return known.killed if known is not None else NOBODY_KILLED
 
     def of(self, job_uid: str) -> tuple[Profile, ...]:
         known = self._known.get(job_uid)
@@ -174,7 +186,7 @@ class Jobs:
         was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(
             spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered, now=now,
-            again=was_edited or 0 < known.again_at <= now,
+            again=was_edited or 0 < known.again_at <= now, killed=known.killed,
         )  # fmt: skip
         decision = await asyncio.to_thread(decide, case)
         await self._keep(known, decision)
@@ -235,6 +247,7 @@ def case_of(
     considered: int = 0,
     now: float = 0.0,
     again: bool = False,
+    killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED,
 ) -> Case:
     """`plans`: objects as a store has them. Those of another job of the name are none of its; one that cannot be read
     is counted by its name alone."""
@@ -263,8 +276,9 @@ def case_of(
             )  # fmt: skip
     records.sort(key=lambda record: record.spec.revision)
     return Case(
-        job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now, again=again
-    )
+        job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now, again=again,
+        killed=killed,
+    )  # fmt: skip
 
 
 def _seconds(condition: Condition) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -109,6 +109,10 @@ class Planning:
         await self.jobs.recall(profile, namespace=namespace)
         self.jobs.add(profile, namespace=namespace)
 
+    def report_killed(self, of_role: Mapping[str, int], *, revision: int, job_uid: str) -> None:
+        """Workers that died of memory under that plan. Of a job that nothing was measured of there is none to judge."""
+        self.jobs.killed(of_role, revision=revision, job_uid=job_uid)
+
     async def _check_plan(self, profile: Profile, *, namespace: str) -> None:
         name = names.plan_name(profile.job.name, profile.revision)
         what = f"a profile is of plan revision {profile.revision}"
@@ -156,6 +160,9 @@ class Servicer(scheduler_pb2_grpc.SchedulerServicer):
         if caller.job_uid not in (request.job_uid, "*"):
             message = f"job {caller.job_uid} reports a profile of job {request.job_uid}; report your own"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
+        if request.killed:
+            self._planning.report_killed(request.killed, revision=request.revision, job_uid=request.job_uid)
+            return pb.ReportProfileResponse(accepted=True)
         try:
             await self._planning.report_profile(
                 request.profile_json, namespace=request.namespace, job_uid=request.job_uid

@@ -98,6 +98,7 @@ class Driver:
             is_away=lambda: bool(self.workforce.recoveries.under_way),
         )
         self.commits.on_committed = self.profiles.committed
+        self.workforce.on_killed = self.profiles.killed
         self.notices = Notices(job, self.exchange, self.commits, self.turns, self.presence, self.stalls)
         self.on_rerun: Callable[[], None] = lambda: None  # main.py: run the flow function anew
 

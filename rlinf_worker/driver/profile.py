@@ -377,6 +377,15 @@ class _Closed:
     is_calm: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """Workers that the kernel killed for memory since plan `revision` is in force, by role. It is told without steps:
+    those in which somebody is lost are in no profile, so that of such a plan there may never be one."""
+
+    revision: int
+    of_role: Mapping[str, int]
+
+
 class ProfileBook:
     """One per driver. `losses`: changes when somebody is lost; `is_away`: whether somebody is."""
 
@@ -398,6 +407,8 @@ class ProfileBook:
         self._usual_s = 0.0  # a step, in the last block that was reported; 0: none of several steps was, of this plan
         self._told_at = job.clock()
         self.reports: deque[api.Profile] = deque(maxlen=REPORTS_KEPT)
+        self._killed = Killed(0, {})
+        self._has_killed = False  # it is not told yet
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.scheduler_away = False
         """It took no answer for the last report, however often that was sent."""
@@ -407,6 +418,13 @@ class ProfileBook:
         """What became of a report: ACCEPTED, REFUSED or UNANSWERED."""
         self.outcomes[outcome] += 1
         self.scheduler_away = outcome == UNANSWERED
+
+    def take(self) -> api.Profile | Killed | None:
+        """What is to be told next."""
+        if self._has_killed:
+            self._has_killed = False
+            return self._killed
+        return self.reports.popleft() if self.reports else None
 
     # --- what is heard ------------------------------------------------------------------------------------------------
     def heard(self, placed: PlacedWorker, account: pb.Account) -> None:
@@ -424,6 +442,13 @@ class ProfileBook:
         is_rare = self._is_rare(done)
         is_calm = self._was == was and not self._is_away() and not is_rare
         self._closed = _Closed(done.version.branch, done.step, done.seconds, job.revision, is_calm)
+
+    def killed(self, role: str) -> None:
+        """A worker of it, for memory."""
+        revision, known = self._job.revision, self._killed
+        before = known.of_role if known.revision == revision else {}
+        self._killed, self._has_killed = Killed(revision, {**before, role: before.get(role, 0) + 1}), True
+        self.on_report()
 
     def end(self) -> None:
         """The job's: what has not been told yet."""

@@ -24,7 +24,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2 as pb
 from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.errors import RLinfError
 from rlinf_api.profile import Profile
-from rlinf_worker.driver.profile import ACCEPTED, REFUSED, UNANSWERED, ProfileBook
+from rlinf_worker.driver.profile import ACCEPTED, REFUSED, UNANSWERED, Killed, ProfileBook
 from rlinf_worker.driver.settings import DriverSettings
 
 logger = logging.getLogger(__name__)
@@ -76,19 +76,22 @@ class Reporter:
 
     async def _run(self) -> None:
         while True:
-            while self._profiles.reports:
-                outcome = await self._report(self._profiles.reports.popleft())
-                self._profiles.went(outcome)
+            while (report := self._profiles.take()) is not None:
+                self._profiles.went(await self._report(report))
             self._idle.set()
             await self._news.wait()
             self._news.clear()
 
-    async def _report(self, profile: Profile) -> str:
+    async def _report(self, report: Profile | Killed) -> str:
         """What became of it."""
-        request = pb.ReportProfileRequest(
-            namespace=self._namespace, job_uid=self._job_uid, profile_json=profile.to_json()
-        )
-        said = {"scheduler": self._address, "steps": f"{profile.first_step} to {profile.last_step}"}
+        request = pb.ReportProfileRequest(namespace=self._namespace, job_uid=self._job_uid)
+        if isinstance(report, Killed):
+            request.killed.update(report.of_role)
+            request.revision = report.revision
+            said = {"scheduler": self._address, "killed": ", ".join(sorted(report.of_role))}
+        else:
+            request.profile_json = report.to_json()
+            said = {"scheduler": self._address, "steps": f"{report.first_step} to {report.last_step}"}
         for number in range(self._settings.report_tries):
             if number:
                 await self._pause(FIRST_PAUSE_S * 2 ** (number - 1))

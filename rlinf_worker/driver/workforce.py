@@ -7,11 +7,12 @@ units, steps and plans is not decided here: core.py takes who is gone and settle
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api.job import FailureKind
 from rlinf_api.names import WorkerId
 from rlinf_worker.driver.job import Job
 from rlinf_worker.driver.members import WorkerRecord, WorkerState
@@ -38,6 +39,7 @@ class Workforce:
         self.recoveries = Recoveries(job)
         self.toll = Toll(job)
         self.spares = Spares(job)
+        self.on_killed: Callable[[str], None] = lambda role: None  # for memory, by the kernel
 
     def take_gone(self) -> list[WorkerRecord]:
         """Whose lives have ended since the last call, in that order: sessions are closed, records are DOWN. What that
@@ -125,6 +127,8 @@ class Workforce:
             self.lose(record, said)
             return
         is_rank = record.joined and record.placed.world > 1
+        if failure.reason == FailureKind.OOM_KILLED:
+            self.on_killed(record.placed.role)
         loss = self.toll.of_exit(record, failure, exit_code=exited.exit_code)
         if loss is not None:
             self.lose(record, said, loss)

@@ -44,6 +44,8 @@ SAFETY: Final = 2.0
 PROBE_SHARE: Final = 0.05
 """Of the time that is left, that a probe may cost at most."""
 WORSE: Final = 0.02  # than before, beyond noise: less is not worth another change
+KILLED: Final = 2
+"""Workers of one role, for memory, that take a plan back which nobody has judged: one may be an accident."""
 DRIFT: Final = 0.10  # of the step, up or down
 ROLE_DRIFT: Final = 0.15
 """Of what a role on the critical path computes in a step, up or down: others may hide it from the step."""
@@ -94,6 +96,8 @@ class _Decision(Known):
             return Stay("Off", "spec.placement.profileSteps is 0")
         if self.record is None:
             return Stay("Pending", f"revision {newest.revision}, which was measured, is not there any more")
+        if back := self._from_too_little_memory():
+            return back
         if waiting := [p.spec.revision for p in self.case.plans if self._is_awaited(p)]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
         if self.now.count < self.wanted_steps:
@@ -129,8 +133,31 @@ class _Decision(Known):
     # --- back ---------------------------------------------------------------------------------------------------------
     @property
     def is_unverified(self) -> bool:
-        chosen = self.plan.reason.code in (PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED)
-        return chosen and not self.is_settled and self.plan.based_on.revision in self.records
+        return self._is_chosen(self.plan) and not self.is_settled
+
+    def _is_chosen(self, plan: RLPlanSpec) -> bool:
+        """Instead of another, which is known."""
+        chosen = plan.reason.code in (PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED)
+        return chosen and plan.based_on.revision in self.records
+
+    def _from_too_little_memory(self) -> NextPlan | None:
+        """To what a plan came from under which workers die before it was judged: steps in which somebody is lost are in
+        no profile, so it might never be."""
+        (revision, killed), newest = self.case.killed, self.case.profiles[-1].revision
+        role = max(killed, key=lambda name: killed[name], default="")
+        record = self.records.get(revision)
+        if record is None or killed.get(role, 0) < KILLED or not self._is_chosen(record.spec):
+            return None
+        is_judged = revision == newest and self.is_settled
+        is_over = revision < max(newest, *(r for r, other in self.records.items() if not other.failed))
+        if is_judged or is_over or isinstance(self.fitted, Unfit):
+            return None
+        base = self.records[record.spec.based_on.revision].spec
+        said = (
+            f"{killed[role]} workers of role {role!r} were killed for memory under revision {revision} before it was "
+            f"judged; revision {base.revision} comes again, and {revision} is not tried again"
+        )
+        return self._written(base, PlanReason.ROLLED_BACK, said, instead_of=revision)
 
     def _back(self) -> NextPlan | None:
         """To what the plan came from, where that would take less for the work that is done now, its slots' price
@@ -322,8 +349,10 @@ class _Decision(Known):
         seconds: float | None = None,
         prediction: Prediction | None = None,
         others: Sequence[Alternative] = (),
+        instead_of: int = 0,
     ) -> NextPlan:
-        """`seconds`: that it is expected to take a step."""
+        """`seconds`: that it is expected to take a step. `instead_of`: a revision, where it is another than that which
+        was measured last."""
         of = prediction or self.predicted(plan, self.problem)
         expected = seconds if seconds is not None else 1e-3 * of.period_ms * self.off
         return NextPlan(
@@ -331,7 +360,7 @@ class _Decision(Known):
                 update={
                     "job": self.plan.job,
                     "revision": self.next_revision,
-                    "based_on": BasedOn(revision=self.plan.revision, profile=self.case.profiles[-1].key),
+                    "based_on": BasedOn(revision=instead_of or self.plan.revision, profile=self.case.profiles[-1].key),
                     "source": "Scheduler",
                     "predicted": plans.predicted(of, scale=1e3 * expected / of.period_ms),
                     "reason": PlanReasonModel(code=code, message=said),

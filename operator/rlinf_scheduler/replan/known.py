@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 from rlinf_api.job import RLJobSpec
@@ -22,6 +23,9 @@ VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
 NO_NODE_S: Final = 600.0
 """Until a pool is asked for more pods again, after one found no node; twice that after the next, and so on."""
 MOST_NO_NODE_S: Final = 16 * NO_NODE_S  # 2 h 40 min: a night has room for three tries
+
+
+NOBODY_KILLED: Final[tuple[int, Mapping[str, int]]] = (0, MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Case:
     """Seconds since 1970."""
     again: bool = False
     """All candidates are to be looked at, though they were: the job was edited, or there may be nodes again."""
+    killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED
+    """Under which revision, and how many workers of each role, for memory."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,19 @@ async def test_reports_bring_a_probe_and_then_a_better_plan_into_the_store():
     assert 0 < plan["spec"]["predicted"]["periodSeconds"] < 3
 
 
+async def test_a_plan_under_which_workers_die_of_memory_is_taken_back_with_the_second_of_a_role():
+    site = await Site.made()
+    await site.steps(1, 3)
+    await site.steps(4, 6, revision=2)
+    for count, code in ((1, "Pending"), (2, "RolledBack"), (3, "Pending")):
+        site.jobs.killed({"rollout": count}, revision=3, job_uid=site.uid)
+        await site.jobs.consider(site.uid)
+        assert site.decisions[-1] == code
+    assert (await site.plan(4)).based_on.revision == 3
+    site.jobs.killed({"rollout": 2}, revision=3, job_uid="nobody")
+    assert site.jobs.killed_of("nobody") == (0, {})
+
+
 async def test_a_scheduler_that_is_started_again_goes_on_where_the_one_before_stood():
     site = await Site.made()
     await site.steps(1, 3)

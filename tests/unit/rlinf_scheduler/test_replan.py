@@ -354,6 +354,37 @@ def test_a_plan_that_is_slower_than_promised_is_taken_back_and_not_tried_again()
     assert job.codes.count("RolledBack") <= 3  # each asks for twice the gain of the next
 
 
+def test_a_plan_under_which_workers_die_of_memory_is_taken_back_without_a_step_of_it():
+    job = world("drawn-14")
+    job.run(6)
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    revision, base = job.plans[-1].revision, job.profiles[-1].revision
+    for killed in ({}, {"rollout": 1, "env": 1}):
+        found = decided(job, killed=(revision, killed))
+        assert isinstance(found, Stay), "one may be an accident"
+        assert found.code == "Pending"
+    found = decided(job, killed=(revision, {"rollout": 2}))
+    assert isinstance(found, NextPlan)
+    back = found.plan
+    assert (back.reason.code, back.based_on.revision) == (PlanReason.ROLLED_BACK, revision)
+    assert back.reason.message == (
+        f"2 workers of role 'rollout' were killed for memory under revision {revision} before it was judged; revision "
+        f"{base} comes again, and {revision} is not tried again"
+    )
+    assert back.workers == next(plan for plan in job.plans if plan.revision == base).workers
+    assert isinstance(decided(job, killed=(base, {"rollout": 2})), Stay), "that one is over"
+    job.plans.append(back)
+    assert isinstance(decided(job, killed=(revision, {"rollout": 3})), Stay), "it is on its way back"
+
+
+def test_a_plan_that_was_judged_is_not_taken_back_for_memory():
+    job = world("drawn-14")
+    job.run()
+    revision = job.plans[-1].revision
+    found = decided(job, killed=(revision, {"rollout": 9}), considered=job.profiles[-1].last_step)
+    assert isinstance(found, Stay)
+
+
 def test_a_plan_whose_preparation_failed_is_not_tried_again():
     job = world("drawn-14", failing=lambda plan: plan.revision == 3)
     job.run()

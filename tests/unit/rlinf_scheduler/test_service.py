@@ -344,6 +344,9 @@ async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     assert not answer.accepted
     assert "a profile is of plan revision 9" in answer.message
     assert len(planning.jobs.of(uid)) == 1
+    died = pb.ReportProfileRequest(namespace="team", job_uid=uid, killed={"env": 2}, revision=1)
+    assert (await stub.ReportProfile(died, timeout=5)).accepted
+    assert planning.jobs.killed_of(uid) == (1, {"env": 2})
     code, _ = await code_of(stub.RequestPlan(pb.RequestPlanRequest(), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
 

@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 
+from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.profile import MemoryProfile, Number, Profile, Releases, key_of
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.members import WorkerRecord
-from rlinf_worker.driver.profile import OUTCOMES, REPORTS_KEPT, SAMPLES, SIZES, STEPS_KEPT, ProfileBook, route_of
+from rlinf_worker.driver.profile import (
+    OUTCOMES,
+    REPORTS_KEPT,
+    SAMPLES,
+    SIZES,
+    STEPS_KEPT,
+    Killed,
+    ProfileBook,
+    route_of,
+)
 from rlinf_worker.driver.settings import DriverSettings
 from rlinf_worker.driver.steps import Committed
 from rlinf_worker.driver.topology import CycleSpec, QueueSpec, Topology, WeightsSpec
@@ -236,6 +246,20 @@ async def test_a_driver_adds_up_what_its_workers_say_with_each_step():
     assert [(found.last_step, found.steps) for found in (first, second)] == [(1, 1), (2, 1)]
     assert {found.name for found in first.roles} == {"env", "rollout", "actor"}
     assert role(first, "env").seconds == {"compute": Number(value=0.5, count=2)}
+
+
+async def test_a_worker_that_is_killed_for_memory_is_told_at_once():
+    world = World(make_job(steps=4))
+    driver = world.driver
+    await world.run_until(lambda: driver.job.begun)
+    assert driver.profiles.take() is None
+    record = driver.job.members.workers[WorkerId("env/0")]
+    failure = agents_pb2.Failure(role="env", reason="OOMKilled", exit_code=137)
+    driver.workforce.exited(
+        agents_pb2.WorkerExited(worker="env/0", attempt=record.attempt, exit_code=137, failure=failure)
+    )
+    assert driver.profiles.take() == Killed(1, {"env": 1})
+    assert driver.profiles.take() is None
 
 
 def test_a_channel_that_nobody_declared_is_no_edge():

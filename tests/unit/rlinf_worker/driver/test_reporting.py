@@ -16,7 +16,7 @@ from rlinf_api._pb.rlinf.scheduler.v1alpha1 import scheduler_pb2_grpc
 from rlinf_api.profile import Profile
 from rlinf_worker.driver.reporting import Reporter
 from rlinf_worker.driver.settings import DriverSettings
-from tests.builders_driver import JOB_UID
+from tests.builders_driver import JOB_UID, make_job
 from tests.fakes.certs import Authority
 from tests.unit.rlinf_worker.driver.test_profile import Site
 
@@ -117,6 +117,19 @@ async def test_a_profile_is_reported_with_the_certificate_of_the_driver(bench):
         ]  # fmt: skip
         assert {role.name for role in profiles[0].roles} == {"env", "rollout", "actor"}
         assert not b.site.profiles.reports
+
+
+async def test_who_was_killed_for_memory_is_told_without_a_step(bench):
+    async with bench() as b:
+        for role in ("rollout", "env", "rollout"):
+            b.site.profiles.killed(role)
+        assert await b.told() == {"accepted": 1}, "the newest numbers alone"
+        [asked] = b.scheduler.asked
+        assert (dict(asked.killed), asked.revision, asked.profile_json) == ({"rollout": 2, "env": 1}, 1, "")
+        b.site.job.placement = make_job(envs=2, revision=2).placement
+        b.site.profiles.killed("env")
+        await b.told(2)
+        assert (dict(b.scheduler.asked[1].killed), b.scheduler.asked[1].revision) == ({"env": 1}, 2)
 
 
 async def test_a_refusal_is_heard_once_and_for_good(bench, caplog):

@@ -210,6 +210,18 @@ def test_an_exit_that_was_asked_for_is_no_failure_and_what_an_older_life_says_is
     assert site.force.restarts == 0
 
 
+def test_who_was_killed_for_memory_is_told_by_role():
+    site, _ = started()
+    killed: list[str] = []
+    site.force.on_killed = killed.append
+    for attempt, (code, reason, asked) in enumerate(
+        ((137, "OOMKilled", True), (137, "Killed", False), (137, "OOMKilled", False), (1, "KeyError", False)), 1
+    ):
+        site.exit("env/0", attempt, code, reason=reason, asked=asked)
+        site.later(60.0)
+    assert killed == ["env"]
+
+
 def test_a_silent_agent_is_lost_after_its_bound_with_all_that_it_ran():
     site, _ = started()
     site.clock.now += 3.9

@@ -24,21 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n6rlinf_api/_pb/rlinf/scheduler/v1alpha1/scheduler.proto\x12\x18rlinf.scheduler.v1alpha1\"\x81\x01\n\x12RequestPlanRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07job_uid\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08job_json\x18\x05 \x01(\t\x12\x18\n\x10highest_revision\x18\x06 \x01(\x05\"I\n\x13RequestPlanResponse\x12\x0c\n\x04plan\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x12\n\ninfeasible\x18\x03 \x03(\t\"\\\n\x14ReportProfileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07job_uid\x18\x03 \x01(\t\x12\x14\n\x0cprofile_json\x18\x07 \x01(\tJ\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x07\":\n\x15ReportProfileResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t2\xe9\x01\n\tScheduler\x12j\n\x0bRequestPlan\x12,.rlinf.scheduler.v1alpha1.RequestPlanRequest\x1a-.rlinf.scheduler.v1alpha1.RequestPlanResponse\x12p\n\rReportProfile\x12..rlinf.scheduler.v1alpha1.ReportProfileRequest\x1a/.rlinf.scheduler.v1alpha1.ReportProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n6rlinf_api/_pb/rlinf/scheduler/v1alpha1/scheduler.proto\x12\x18rlinf.scheduler.v1alpha1\"\x81\x01\n\x12RequestPlanRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07job_uid\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08job_json\x18\x05 \x01(\t\x12\x18\n\x10highest_revision\x18\x06 \x01(\x05\"I\n\x13RequestPlanResponse\x12\x0c\n\x04plan\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x12\n\ninfeasible\x18\x03 \x03(\t\"\xe9\x01\n\x14ReportProfileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07job_uid\x18\x03 \x01(\t\x12\x14\n\x0cprofile_json\x18\x07 \x01(\t\x12J\n\x06killed\x18\x08 \x03(\x0b\x32:.rlinf.scheduler.v1alpha1.ReportProfileRequest.KilledEntry\x12\x10\n\x08revision\x18\t \x01(\x05\x1a-\n\x0bKilledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x07\":\n\x15ReportProfileResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t2\xe9\x01\n\tScheduler\x12j\n\x0bRequestPlan\x12,.rlinf.scheduler.v1alpha1.RequestPlanRequest\x1a-.rlinf.scheduler.v1alpha1.RequestPlanResponse\x12p\n\rReportProfile\x12..rlinf.scheduler.v1alpha1.ReportProfileRequest\x1a/.rlinf.scheduler.v1alpha1.ReportProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlinf_api._pb.rlinf.scheduler.v1alpha1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_REPORTPROFILEREQUEST_KILLEDENTRY']._loaded_options = None
+  _globals['_REPORTPROFILEREQUEST_KILLEDENTRY']._serialized_options = b'8\001'
   _globals['_REQUESTPLANREQUEST']._serialized_start=85
   _globals['_REQUESTPLANREQUEST']._serialized_end=214
   _globals['_REQUESTPLANRESPONSE']._serialized_start=216
   _globals['_REQUESTPLANRESPONSE']._serialized_end=289
-  _globals['_REPORTPROFILEREQUEST']._serialized_start=291
-  _globals['_REPORTPROFILEREQUEST']._serialized_end=383
-  _globals['_REPORTPROFILERESPONSE']._serialized_start=385
-  _globals['_REPORTPROFILERESPONSE']._serialized_end=443
-  _globals['_SCHEDULER']._serialized_start=446
-  _globals['_SCHEDULER']._serialized_end=679
+  _globals['_REPORTPROFILEREQUEST']._serialized_start=292
+  _globals['_REPORTPROFILEREQUEST']._serialized_end=525
+  _globals['_REPORTPROFILEREQUEST_KILLEDENTRY']._serialized_start=468
+  _globals['_REPORTPROFILEREQUEST_KILLEDENTRY']._serialized_end=513
+  _globals['_REPORTPROFILERESPONSE']._serialized_start=527
+  _globals['_REPORTPROFILERESPONSE']._serialized_end=585
+  _globals['_SCHEDULER']._serialized_start=588
+  _globals['_SCHEDULER']._serialized_end=821
 # @@protoc_insertion_point(module_scope)

@@ -87,23 +87,53 @@ Global___RequestPlanResponse: _TypeAlias = RequestPlanResponse  # noqa: Y015
 class ReportProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class KilledEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     JOB_UID_FIELD_NUMBER: _builtins.int
     PROFILE_JSON_FIELD_NUMBER: _builtins.int
+    KILLED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     job_uid: _builtins.str
     profile_json: _builtins.str
     """rlinf_api/profile.py: Profile"""
+    revision: _builtins.int
+    """of `killed`"""
+    @_builtins.property
+    def killed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """without a profile: for memory, by role, since `revision` is in force"""
+
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         job_uid: _builtins.str = ...,
         profile_json: _builtins.str = ...,
+        killed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_uid", b"job_uid", "namespace", b"namespace", "profile_json", b"profile_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_uid", b"job_uid", "killed", b"killed", "namespace", b"namespace", "profile_json", b"profile_json", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
