@@ -401,7 +401,7 @@ def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, nam
 @pytest.mark.usefixtures("release", "users")
 def test_a_job_is_profiled_and_gets_a_further_plan_by_itself(cluster: Cluster, namespace: str, claim: str):
     """A probe of sizes, in place: its gang has no checkpoint to begin elsewhere on, and stays on its slot."""
-    wanted = workloads.job(workloads.entries()["drawn-14"], steps=40, time_scale=0.2)
+    wanted = workloads.job(workloads.entries()["drawn-14"], steps=60, time_scale=0.2)
     wanted["metadata"]["name"] = "cartpole"
     slots = wanted["spec"]["pools"][0]["slots"]
     slots |= {"cpu": "100m", "memory": "300Mi"}

@@ -34,7 +34,7 @@ from tools.workloads import entries, job
 ENTRIES: Final = tuple(name for name, entry in sorted(entries().items()) if "drift" not in entry)
 ITEMS: Final = 16
 STEP_S: Final = 1.0  # of the first plan, by the entry's own numbers; a unit costs the runtime 1 ms of CPU a hop
-PROFILED, STEPS, WARM = 30, 16, 3
+PROFILED, STEPS, WARM = 60, 16, 3
 BEST, DRAWN = 5, 2
 ALIKE: Final = 0.03  # placements that the simulator says take as long are one
 RUN_S: Final = 240.0

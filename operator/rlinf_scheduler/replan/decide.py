@@ -181,7 +181,7 @@ class _Decision(Known):
         """The same plan with half of each micro-batch whose size never changed: two sizes make a line."""
         if self.case.job.placement.apply != "Auto":
             return None  # each would wait for a person
-        if self.plan.reason.code is PlanReason.PROBE or self.remaining < 4 * self.case.job.placement.profile_steps:
+        if self.plan.reason.code is PlanReason.PROBE:
             return None
         if any(p.spec.reason.code is PlanReason.PROBE for p in self.case.plans):
             return None  # it was tried, and batches are of one size all the same
@@ -194,13 +194,16 @@ class _Decision(Known):
                 depth = -(-channel.micro_batch * channel.depth // smaller)  # as many units are under way
                 channels[name] = plans.sized(channel, micro_batch=smaller, depth=depth)
                 halved.append(name)
-        if not halved:
+        probe = self.plan.model_copy(update={"channels": list(channels.values())})
+        # Twice as many batches cost what they cost by themselves once more: nothing, all of the step, or between.
+        cost = self.probe_steps * self.now.mean / 2 + 2 * self.others.change_s(probe)
+        if not halved or cost > PROBE_SHARE * self.remaining * self.now.mean:
             return None
         said = (
             f"what a batch costs by itself is not known where all have one size: {', '.join(halved)} with half of the "
-            f"micro-batch, for {self.case.job.placement.profile_steps} steps"
+            f"micro-batch, for {self.probe_steps} steps"
         )
-        return self._written(self.plan.model_copy(update={"channels": list(channels.values())}), PlanReason.PROBE, said)
+        return self._written(probe, PlanReason.PROBE, said)
 
     def _probe_of_costs(self, fitted: Fit, *, best_s: float) -> NextPlan | None:
         """The plan that would be best if what nobody has measured cost nothing, where it promises much. One in a job:
@@ -216,7 +219,7 @@ class _Decision(Known):
             hoped, feared = (
                 1e-3 * simulate(p, scored.candidate).period_ms * self.off * price for p in (hopeful, fitted.problem)
             )
-            steps = self.case.job.placement.profile_steps
+            steps = self.probe_steps
             cost = steps * max(0.0, feared - self.now.mean) + 2 * self.others.change_s(written)
             left = self.remaining * self.now.mean
             if feared <= best_s or hoped > (1 - PROBE_GAIN) * best_s or cost > PROBE_SHARE * left:

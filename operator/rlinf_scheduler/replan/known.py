@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rlinf_api.job import RLJobSpec
-from rlinf_api.plan import RLPlanSpec
+from rlinf_api.plan import PlanReason, RLPlanSpec
 from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner.problem import PlanProblem
@@ -20,6 +20,8 @@ from rlinf_scheduler.replan.evidence import StepTimes, own_of, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
 
 VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
+PROBE_STEPS: Final = 3
+"""Of a probe at most: one warms up, two say what a batch costs."""
 NO_NODE_S: Final = 600.0
 """Until a pool is asked for more pods again, after one found no node; twice that after the next, and so on."""
 MOST_NO_NODE_S: Final = 16 * NO_NODE_S  # 2 h 40 min: a night has room for three tries
@@ -105,7 +107,12 @@ class Known:
     @property
     def wanted_steps(self) -> int:
         """The first step of a plan warms up; a gang's job of two steps has none to spare."""
-        return max(1, self.case.job.placement.profile_steps - 1)
+        is_probe = self.plan.reason.code is PlanReason.PROBE
+        return max(1, (self.probe_steps if is_probe else self.case.job.placement.profile_steps) - 1)
+
+    @property
+    def probe_steps(self) -> int:
+        return min(PROBE_STEPS, self.case.job.placement.profile_steps)
 
     @cached_property
     def fitted(self) -> Fit | Unfit:

@@ -22,12 +22,12 @@ def job(*, steps: int = 100, profile_steps: int = 5) -> RLJobSpec:
     )
 
 
-def planned(revision: int, *, of: int = 1, a: int = 1, b: int = 1) -> RLPlanSpec:
+def planned(revision: int, *, of: int = 1, a: int = 1, b: int = 1, code: str = "Initial") -> RLPlanSpec:
     return RLPlanSpec.model_validate(
         {
             "job": {"name": "mine", "uid": "u"}, "revision": revision, "basedOn": {"revision": of},
             "pools": [{"name": "a", "pods": a}, {"name": "b", "pods": b}],
-            "workers": [{"role": "env", "count": 1, "slots": "a/0:0"}], "reason": {"code": "Initial"},
+            "workers": [{"role": "env", "count": 1, "slots": "a/0:0"}], "reason": {"code": code},
         }
     )  # fmt: skip
 
@@ -80,6 +80,8 @@ def test_steps_are_all_of_a_plan_until_it_is_settled_and_then_the_newest():
 def test_what_is_left_of_a_job_and_how_many_steps_and_which_revision_come_next():
     assert [known(report(last)).remaining for last in (1, 99, 100, 101)] == [99, 1, 0, 0]
     assert [known(job=job(profile_steps=n)).wanted_steps for n in (2, 3, 5)] == [1, 2, 4]
+    probe = (PlanRecord(spec=planned(1, code="Probe")),)
+    assert [known(job=job(profile_steps=n), plans=probe).wanted_steps for n in (1, 2, 3, 5)] == [1, 1, 2, 2]
     two = (PlanRecord(spec=planned(1)), PlanRecord(spec=planned(4)))
     assert [known(plans=two, highest=highest).next_revision for highest in (0, 4, 7)] == [5, 5, 8]
     assert known(plans=two).record == two[0]

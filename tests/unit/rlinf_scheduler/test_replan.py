@@ -315,6 +315,26 @@ def test_a_probe_of_a_channel_that_holds_no_unit_too_many_is_allowed():
     plan_rules.check(probe, job.job)
 
 
+def test_a_probe_of_sizes_costs_at_most_a_twentieth_of_what_is_left():
+    """Three steps of 5.2 s, half as long again, and 0.4 s for the changes: 8.2 s, of 157 and of 167 s."""
+    first = {}
+    for steps in (33, 35):
+        job = world("drawn-14", steps=steps, noise=0.0)
+        job.run(3)
+        first[steps] = job.codes[1:2]
+    assert first == {33: ["Profiled"], 35: ["Probe"]}
+
+
+@pytest.mark.parametrize("profiled", [3, 9])
+def test_a_probe_lasts_three_steps_however_many_the_first_plan_is_measured(profiled):
+    job = world("drawn-14", spec={"placement": {"profileSteps": profiled}})
+    job.run()
+    written = [step for step, decision in job.decisions if isinstance(decision, NextPlan)]
+    assert job.codes == ["Initial", "Probe", "Profiled"]
+    assert written == [profiled, profiled + 3]
+    assert "for 3 steps" in job.plans[1].reason.message
+
+
 class ByHand(World):
     """Its first plan says of each role what no measurement says."""
 
