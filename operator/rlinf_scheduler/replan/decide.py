@@ -161,14 +161,17 @@ class _Decision(Known):
 
     def _back(self) -> NextPlan | None:
         """To what the plan came from, where that would take less for the work that is done now, its slots' price
-        included."""
+        included, and the change pays over the steps that are left."""
         base = self.records[self.plan.based_on.revision].spec
         off = self.off_of(base.revision)
         if off is None or not self.others.may_be_used(base):
             return None
         expected = 1e-3 * self.predicted(base, self.problem).period_ms * off
+        worth_s = expected * self.others.price(base)
         before = steps_of(self.newest_of(base.revision))
-        if not slower(self.now, before.scaled_to(expected * self.others.price(base)), by=WORSE):
+        if not slower(self.now, before.scaled_to(worth_s), by=WORSE):
+            return None
+        if (self.now.mean - worth_s) * self.remaining <= SAFETY * self.others.change_s(base):
             return None
         said = (
             f"revision {self.plan.revision} takes {self.now.mean:.4g} s a step ({self.now.count} steps), and revision "
