@@ -4,11 +4,14 @@ Needs helm and kubeconform from the test cluster's cache; a machine that has not
 `make test-cluster` builds them, and runs this too.
 """
 
+import json
 import os
 
 import pytest
 import yaml
 
+from rlinf_api import __version__
+from rlinf_operator.settings import DEFAULTS
 from tools.chart import __main__ as chart
 from tools.chart import rendering
 from tools.testcluster import binaries
@@ -70,6 +73,8 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
         ({"operator": {"logLevel": "info"}}, "logLevel"),
         ({"operator": {"replicas": "two"}}, "replicas"),
         ({"image": {"digest": "sha256:12"}}, "digest"),
+        ({"global": {"imageRegistry": "https://registry.example.com"}}, "imageRegistry"),
+        ({"global": {"imageRegistry": "registry.example.com/"}}, "imageRegistry"),
         ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
         ({"admissionPolicy": {"validationActions": []}}, "validationActions"),
         ({"commonLabels": {"team": "not a label"}}, "commonLabels"),
@@ -90,6 +95,62 @@ def test_long_names_are_cut_and_stay_names(tmp_path):
 @pytest.mark.slow("renders and validates the chart for every case")
 def test_every_case_passes_chart_check():
     assert chart.check() == []
+
+
+def images(rendered):
+    """All that a chart's objects name, at any depth, in templates that are handed on as JSON too."""
+
+    def found(value):
+        if isinstance(value, dict):
+            if isinstance(value.get("image"), str):
+                yield value["image"]
+            if value.get("name") in ("RLINF_OPERATOR_DRIVER_IMAGE", "RLINF_OPERATOR_WORKER_IMAGE"):
+                yield value["value"]
+            if value.get("name") == "RLINF_OPERATOR_DRIVER_TEMPLATE":
+                yield from found(json.loads(value["value"]))
+            yield from (image for inner in value.values() for image in found(inner))
+        elif isinstance(value, list):
+            yield from (image for inner in value for image in found(inner))
+
+    kinds = ("Deployment", "Pod", "RLRuntime")
+    return sorted({image for o in rendering.manifests(rendered) if o["kind"] in kinds for image in found(o["spec"])})
+
+
+def of_a_container(image):
+    return {
+        "spec": {"containers": [{"name": "side", "image": image}], "initContainers": [{"name": "i", "image": image}]}
+    }
+
+
+EVERY_IMAGE = {
+    "runtimes": {
+        "own": {
+            "template": of_a_container("side:1"),
+            "driver": {"template": of_a_container("side:2")},
+            "poolDefaults": {"image": "pool:1", "template": of_a_container("side:3")},
+            "pools": [{"name": "sim", "image": "pool:2", "template": of_a_container("side:4")}],
+        }
+    },
+    "operator": {"driverTemplate": of_a_container("side:5")},
+}
+
+
+def test_a_registry_of_ones_own_stands_in_front_of_every_image(tmp_path):
+    released = [f"rlinf-operator:{__version__}", DEFAULTS.driver_image, DEFAULTS.worker_image]
+    others = ["pool:1", "pool:2", *(f"side:{number}" for number in range(1, 6))]
+    registry = {"imageRegistry": "registry.example.com:5000/mirror", "of": "another chart"}
+    rendered = render(tmp_path, **{"global": registry}, **EVERY_IMAGE)
+    assert images(rendered) == sorted(f"registry.example.com:5000/mirror/{name}" for name in (*released, *others))
+    assert images(render(tmp_path, **EVERY_IMAGE)) == sorted([released[0], *others]), "the operator knows its own"
+
+
+def test_what_names_the_registry_itself_has_it_once(tmp_path):
+    own = {"repository": "r.example.com/rlinf-operator", "digest": f"sha256:{'0' * 64}"}
+    named = {"driver": "r.example.com/driver:1", "worker": "elsewhere/worker:1"}
+    rendered = render(tmp_path, **{"global": {"imageRegistry": "r.example.com"}}, image=own, jobImages=named)
+    assert images(rendered) == [
+        "r.example.com/driver:1", "r.example.com/elsewhere/worker:1", f"{own['repository']}@{own['digest']}",
+    ]  # fmt: skip
 
 
 def test_images_of_your_own_for_other_nodes_take_the_default_away(tmp_path):

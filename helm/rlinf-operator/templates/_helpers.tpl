@@ -71,10 +71,50 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "rlinf.image" -}}
+{{- $name := include "rlinf.fromRegistry" (dict "root" . "image" .Values.image.repository) -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $name .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "image" NAME): with global.imageRegistry in front, unless it begins so. */}}
+{{- define "rlinf.fromRegistry" -}}
+{{- $registry := .root.Values.global.imageRegistry -}}
+{{- if or (not $registry) (hasPrefix (printf "%s/" $registry) .image) -}}
+{{- .image -}}
+{{- else -}}
+{{- printf "%s/%s" $registry .image -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "image" NAME "released" NAME): of jobs' pods; empty: the operator knows it. */}}
+{{- define "rlinf.jobImage" -}}
+{{- if or .image .root.Values.global.imageRegistry -}}
+{{- $image := .image | default (printf "%s:%s" .released .root.Chart.AppVersion) -}}
+{{- include "rlinf.fromRegistry" (dict "root" .root "image" $image) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "template" TEMPLATE): changes the images of a pod template, which is a copy. */}}
+{{- define "rlinf.templateFromRegistry" -}}
+{{- $spec := .template.spec | default dict -}}
+{{- range $container := concat ($spec.containers | default list) ($spec.initContainers | default list) -}}
+{{- with $container.image -}}
+{{- $_ := set $container "image" (include "rlinf.fromRegistry" (dict "root" $.root "image" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "spec" SPEC): likewise of an RLRuntime. */}}
+{{- define "rlinf.runtimeFromRegistry" -}}
+{{- $parts := list .spec (.spec.driver | default dict) (.spec.poolDefaults | default dict) -}}
+{{- range $part := concat $parts (.spec.pools | default list) -}}
+{{- include "rlinf.templateFromRegistry" (dict "root" $.root "template" ($part.template | default dict)) -}}
+{{- with $part.image -}}
+{{- $_ := set $part "image" (include "rlinf.fromRegistry" (dict "root" $.root "image" .)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
