@@ -81,6 +81,8 @@ class Item:
     wants_seal: bool = False
     """The driver has to hear that no more is made of it."""
     partial: Any = None
+    is_settled: bool = field(default=False, repr=False)
+    """The role has acknowledged, answered or dropped it. Set by the runtime."""
     _borrows: bool = field(default=False, repr=False)
     _on_cancel: tuple[Callable[[], object], ...] = field(default=(), repr=False)
 
@@ -101,7 +103,7 @@ class Item:
 
     def settle(self) -> None:
         """The runtime's: the role has acknowledged, answered or dropped it, and is told nothing more of it."""
-        self._on_cancel = ()
+        self.is_settled, self._on_cancel = True, ()
         self.release()
 
     def release(self) -> None:
@@ -149,7 +151,7 @@ class Channel(Protocol):
         newest that this worker knows of, and the version, where it has no weights, the oldest that the step allows.
 
         Raises StaleVersion where the version is older than the step allows (spec.flow.maxStaleness): it was made with
-        weights that nobody may train its step on.
+        weights that nobody may train its step on, and UserError where a parent is acknowledged or dropped already.
 
         Of one parent any number of units may be made, and one of several parents. `ack` says of a parent that no more
         come: it is finished once the next consumers hold all that name it, and made again where its worker dies before.

@@ -39,7 +39,6 @@ class Question(Item):
 
     conversation: AnsweringEnd
     number: int
-    is_settled: bool = False
 
 
 class KeptAnswer(NamedTuple):
@@ -189,7 +188,7 @@ class Answerer:
                 got=f"item {question.key!r} of channel {question.channel!r}",
                 next="give each item that take() returns once to answer() or drop()",
             )
-        conversation, question.is_settled = question.conversation, True
+        conversation = question.conversation
         self.in_hand -= 1
         question.settle()
         if conversation.heard.is_over:

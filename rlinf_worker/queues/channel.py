@@ -184,7 +184,7 @@ class QueueChannel:
 
     def ack(self, item: Item) -> None:
         """Deferred while units made from it are not held by the next consumer."""
-        item.settle()
+        self._settle(item)
         if self._parents.seal(item):
             self.finish(item)
         elif item.wants_seal:  # else the driver knows what is to come of it
@@ -204,12 +204,22 @@ class QueueChannel:
         return True
 
     def drop(self, item: Item, reason: str) -> None:
-        item.settle()
+        self._settle(item)
         self._parents.forget(item)
         self.account_in.dropped[reason] += 1
         if self._host.waits.stopped is not None:
             return  # not by decision: who leaves lets go of what it has, and the driver gives it to another
         self._finish(UnitId(item.branch, item.key), reason)
+
+    def _settle(self, item: Item) -> None:
+        if item.channel != self.name or item.is_settled:
+            raise UserError(
+                f"channel {self.name!r} was told the end of what is no item of it, or has ended",
+                got=f"item {item.key!r} of channel {item.channel!r}, {'ended' if item.is_settled else 'in hand'}",
+                wanted=f"an item of {self.name!r} that the role has in hand",
+                next="give each item that take() returns once to ack() or drop() of its own channel",
+            )
+        item.settle()
 
     def _finish(self, uid: UnitId, drop_reason: str | None) -> None:
         self._items.pop(uid, None)

@@ -39,9 +39,10 @@ class Parents(Generic[ItemT]):
             if waiting is None:
                 continue
             waiting.discard(child)
-            if not waiting and parent in self._sealed:
-                self.forget(parent)
-                complete.append(parent)
+            if not waiting:
+                if parent in self._sealed:
+                    complete.append(parent)
+                self.forget(parent)  # one that is not sealed may be of a cycle, which seals none
         return complete
 
     def forget(self, parent: ItemT) -> None:

@@ -64,6 +64,7 @@ class Producing:
         """As `Channel.put`. Raises PayloadError (LabelError, StaleVersion), MessageTooLarge; the channel goes on."""
         self._refuse_others()
         self._host.check_begun("put", self._name)
+        self._refuse_ended(key, parents)
         if parents:
             newest = max(parents, key=lambda parent: (parent.branch, parent.step))
             step = newest.step if step is None else step
@@ -122,6 +123,16 @@ class Producing:
                 f"role {self._host.role!r} cannot put into channel {self._name!r}", got="not its producer",
                 wanted=f"role {self._producer!r}" if self._producer else "the flow alone",
                 next="put what it makes into a channel that the flow gives it as the producer",
+            )  # fmt: skip
+
+    def _refuse_ended(self, key: str, parents: Sequence[Item]) -> None:
+        """The driver may have heard by now that no more comes of it."""
+        ended = next((parent for parent in parents if parent.is_settled), None)
+        if ended is not None:
+            raise UserError(
+                f"unit {ascii(key)[:80]} of channel {self._name!r} is made of what has ended",
+                got=f"item {ended.key!r} of channel {ended.channel!r}, acknowledged or dropped before",
+                wanted="parents that the role has in hand", next="put what is made of an item, then ack or drop it",
             )  # fmt: skip
 
     def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:

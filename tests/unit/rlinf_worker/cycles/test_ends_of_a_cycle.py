@@ -132,7 +132,7 @@ class TestAsking:
         assert vars_of(item) == {
             "channel": "actions", "key": "k", "payload": "left", "step": 4, "branch": 2, "source": "rollout/0",
             "version": VERSION, "weight": 1.0, "cancelled": False, "tickets": (), "wants_seal": False,
-            "partial": None, "_borrows": False, "_on_cancel": (),
+            "partial": None, "is_settled": False, "_borrows": False, "_on_cancel": (),
         }  # fmt: skip
         assert site.links.has_begun is True
         assert asker.take_now() is None

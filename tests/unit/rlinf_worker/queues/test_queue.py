@@ -238,6 +238,15 @@ def test_a_parent_is_complete_when_sealed_and_all_its_children_are_held():
     assert len(parents) == 0
 
 
+def test_a_parent_that_nobody_seals_is_remembered_while_a_child_of_it_is_under_way():
+    """A question of a cycle is answered, and neither acknowledged nor dropped."""
+    parents = Parents[str]()
+    parents.add("child", ["question"])
+    assert len(parents) == 1
+    assert parents.held("child") == []
+    assert len(parents) == 0
+
+
 def test_a_parent_is_complete_when_it_is_sealed_and_not_before():
     """Whoever makes several of one parent dies after the first: the others would be lost."""
     parents = Parents[str]()

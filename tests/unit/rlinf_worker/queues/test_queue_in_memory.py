@@ -153,7 +153,7 @@ class TestConsuming:
         assert {field.name: getattr(item, field.name) for field in dataclasses.fields(item)} == {
             "channel": "units", "key": "a", "payload": {"x": 1}, "step": 4, "branch": 1, "source": "env/3",
             "version": VERSION, "weight": 2.0, "cancelled": False, "tickets": ("a",), "wants_seal": False,
-            "partial": None, "_borrows": True, "_on_cancel": (),
+            "partial": None, "is_settled": False, "_borrows": True, "_on_cancel": (),
         }  # fmt: skip
         account = site.channel.account_in
         assert (account.items, account.bytes, account.step, account.units) == (1, 77, 4, True)
@@ -163,6 +163,42 @@ class TestConsuming:
         assert (item.payload, site.channel.in_hand) == (None, 0)
         acked = pb.Keys(channel="units", branch=1, keys=["a"])
         assert acked in site.drained()
+
+    @pytest.mark.parametrize("first", ["ack", "drop"])
+    @pytest.mark.parametrize("again", ["ack", "drop"])
+    async def test_an_item_is_acknowledged_or_dropped_once(self, site, first, again):
+        site.assign("a", producer="")
+        item, account = site.channel.take_now(), site.channel.account_in
+        ways = {"ack": site.channel.ack, "drop": lambda item: site.channel.drop(item, "why")}
+        ways[first](item)
+        dropped = dict(account.dropped)
+        with pytest.raises(UserError) as refused:
+            ways[again](item)
+        assert str(refused.value) == (
+            "channel 'units' was told the end of what is no item of it, or has ended: got item 'a' of channel 'units', "
+            "ended, wanted an item of 'units' that the role has in hand; give each item that take() returns once to "
+            "ack() or drop() of its own channel"
+        )
+        assert dict(account.dropped) == dropped
+
+    async def test_an_item_ends_in_the_channel_that_it_came_by(self, site):
+        other = Site(name="others")
+        other.assign("a", producer="")
+        item = await other.channel.take()
+        with pytest.raises(UserError, match="got item 'a' of channel 'others', in hand, wanted an item of 'units'"):
+            site.channel.ack(item)
+        other.channel.ack(item)
+        assert other.channel.in_hand == 0
+
+    @pytest.mark.parametrize("said", [pb.Cancel(branch=1), pb.Cancel(branch=1, keys=["a"])])
+    async def test_an_item_that_was_cancelled_ends_once_too_and_without_a_word(self, site, said):
+        site.assign("a", producer="")
+        item = site.channel.take_now()
+        site.channel.on_cancel(said)
+        site.channel.ack(item)
+        assert (item.cancelled, site.channel.in_hand) == (True, 0)
+        with pytest.raises(UserError, match="'units', ended"):
+            site.channel.ack(item)
 
     async def test_pulls_of_one_batch_go_together_the_oldest_first(self, site):
         late, early = unit("late", step=9), unit("early", step=2)
@@ -585,7 +621,7 @@ class TestProducing:
 
     async def test_parents_are_finished_when_what_was_made_of_them_is_held_or_released(self):
         site = Site("env")
-        known: dict[str, Any] = {"channel": "tasks", "payload": 1, "step": 4, "branch": 1, "version": VERSION}
+        known: dict[str, Any] = {"channel": "units", "payload": 1, "step": 4, "branch": 1, "version": VERSION}
         parents = [Item(key=cast(Any, key), source=WorkerId("x"), **known) for key in ("p", "q")]
         for key, parent in zip("ab", parents, strict=True):
             await site.channel.put(1, key=key, parents=[parent])
@@ -596,6 +632,20 @@ class TestProducing:
         assert site.finished == parents[:1]
         site.out.on_released([UnitId(1, "b")])
         assert site.finished == parents
+
+    @pytest.mark.parametrize("end", ["ack", "drop"])
+    async def test_nothing_is_put_of_a_parent_that_has_ended(self, end):
+        site = Site("actor", producer="actor")
+        site.assign("p", producer="")
+        parent = await site.channel.take()
+        site.channel.ack(parent) if end == "ack" else site.channel.drop(parent, "why")
+        with pytest.raises(UserError) as refused:
+            await site.channel.put(1, key="a", parents=[parent])
+        assert str(refused.value) == (
+            "unit 'a' of channel 'units' is made of what has ended: got item 'p' of channel 'units', acknowledged or "
+            "dropped before, wanted parents that the role has in hand; put what is made of an item, then ack or drop it"
+        )
+        assert (len(site.out._parents), len(site.out.shelf)) == (0, 0)
 
     async def test_a_branch_that_is_cancelled_is_neither_kept_nor_announced(self):
         site = Site("env")
