@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from rlinf_api.errors import UserError
 from rlinf_worker.channels import lineage
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
+from rlinf_worker.checkpoints.store import Checkpoint
 from rlinf_worker.gang.saving import Saving, beside
 from rlinf_worker.queues.channel import Joined
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
@@ -74,13 +76,13 @@ class StepLoop:
             return await ctx.ready()
         state = None
         if not trainer.sharded and (ctx.rank == 0 or not trainer.holds_collectives):
-            with ctx.span("load"), found.folder() as folder:
-                state = trainer.read(folder)
+            with ctx.span("load"):
+                state = await beside(partial(_read, trainer, found))
         if trainer.holds_collectives:
             await ctx.gang.meet(RESTORE)  # rank 0 may have read for minutes
         with ctx.span("load"):
             if trainer.sharded:
-                trainer.read_shards(found)
+                await beside(partial(trainer.read_shards, found))
             else:
                 trainer.restore(state)
         return await ctx.ready(version=found.version)
@@ -143,6 +145,11 @@ class StepLoop:
                 await trainer.committed(version, publish_s=perf_counter() - begun)
         self._free_at = perf_counter()
         self._publish_s = self._free_at - begun
+
+
+def _read(trainer: Trainer, found: Checkpoint) -> Any:
+    with found.folder() as folder:
+        return trainer.read(folder)
 
 
 def _numbers(told: object, trainer: Trainer) -> dict[str, float]:

@@ -13,6 +13,7 @@ from rlinf_api.slots import Allotment
 from rlinf_worker.channels.protocol import Channel, LineageKey, PolicyVersion
 from rlinf_worker.checkpoints.store import Checkpoints
 from rlinf_worker.cycles.protocol import Answering, Asking
+from rlinf_worker.gang.saving import beside
 from rlinf_worker.gang.steps import StepLoop
 from rlinf_worker.phases import Phases
 from rlinf_worker.roles.protocol import FlowSettings, Gang, Phase, StepCommit, Trainer, Weights
@@ -133,9 +134,9 @@ class Context:
 
     async def ready(self, *, version: PolicyVersion | None = None) -> PolicyVersion:
         store, highest, state = self._checkpoints, 0, ""
-        if store is not None:  # its folder may be on a slow network disk, and the loop stands still meanwhile
+        if store is not None:  # its folder may be on a slow network disk
             with self._phases.during("load"):
-                highest = store.highest_branch
+                highest = await beside(lambda: store.highest_branch)
             state = store.state_of(version) if version is not None else ""
         self.phase("ready")
         self._session.on_device()  # before the word to the driver: links are made again while no step is open
@@ -144,7 +145,7 @@ class Context:
         self._follow_goal()
         if store is not None and self.rank == 0:
             with self._phases.during("load"):
-                store.opened(begun.branch)
+                await beside(lambda: store.opened(begun.branch))
         return begun
 
     def _follow_goal(self) -> None:

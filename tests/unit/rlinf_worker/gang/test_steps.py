@@ -305,6 +305,28 @@ async def test_a_restore_opens_the_step_after_the_saved_one(ctx, tmp_path):
     assert trainer.count == 41
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+async def test_the_loop_runs_on_while_a_checkpoint_is_read(ctx, tmp_path, sharded):
+    """A worker gives signs of life however slow the place is."""
+    may = threading.Event()
+
+    class Slow(Counter):
+        def read(self, folder: Path) -> int:
+            assert may.wait(10), "the loop stands still"
+            return 40
+
+        def read_shards(self, saved: Checkpoint) -> None:
+            self.count = self.read(Path())
+
+    ctx.store.keeps(PolicyVersion(0, 6))
+    trainer = Slow(ctx)
+    trainer.sharded = sharded
+    asyncio.get_running_loop().call_later(0.01, may.set)
+    ctx.units.step(7, "a:0@7")
+    await run(ctx, trainer)
+    assert trainer.count == 41
+
+
 @pytest.mark.parametrize(("collectives", "restored"), [(True, "restore None"), (False, "restore 40")])
 async def test_who_reads_a_checkpoint(ctx, tmp_path, collectives, restored):
     """Rank 0 for all, where collectives spread it; else each for itself."""

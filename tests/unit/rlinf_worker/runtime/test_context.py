@@ -89,6 +89,22 @@ async def test_a_slow_disk_of_checkpoints_has_the_time_of_loading(tmp_path, phas
     assert marks == [".b4.opened" if rank == 0 else ".b3.opened"]
 
 
+async def test_the_loop_runs_on_while_the_disk_of_checkpoints_is_slow(tmp_path, phases, monkeypatch):
+    names, loop, may = Folder.top, asyncio.get_running_loop(), threading.Event()
+
+    def slow_names(self: Folder) -> list[str]:
+        loop.call_soon_threadsafe(loop.call_later, 0.01, may.set)
+        assert may.wait(10), "the loop stands still"
+        may.clear()
+        return names(self)
+
+    ctx = context_of(phases, uri=str(tmp_path))
+    ctx.checkpoints.latest()
+    monkeypatch.setattr(Folder, "top", slow_names)
+    assert await ctx.ready() == PolicyVersion(4, 0)
+    assert [path.name for path in tmp_path.iterdir()] == [".b4.opened"]
+
+
 async def test_a_worker_without_checkpoints_goes_from_ready_to_work(phases):
     ctx, seen = context_of(phases, uri=""), list[str]()
     phases.on_change = lambda: seen.append(phases.phase)
