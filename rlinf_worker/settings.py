@@ -126,6 +126,10 @@ class Settings:
     """How long a worker waits for a peer that is being replaced, or for room that it makes: a node that is bought, an
     image of 20 GB and a model's load are half an hour. Whoever blocks is named and replaced long before."""
 
+    meet_wait_s: float = 600.0
+    """How long a rank waits for the others of its gang where they meet: one may wait as long for the payload of its
+    units, or for its volume. Whoever does not come is named."""
+
     watch_interval_s: float = 0.1
     """How often an agent compares marks with deadlines. Deaths do not wait for it: they come as signals."""
 

@@ -58,6 +58,7 @@ class Host:
     """Of the job, in policy versions."""
     link_settings: LinkSettings = field(default_factory=LinkSettings)
     peer_wait_s: float = Settings().peer_wait_s
+    meet_wait_s: float = Settings().meet_wait_s
     accounts: list[Account] = field(default_factory=list)
     _conversations: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -9,7 +9,7 @@ is saved (the driver), which round is whose (channels).
 | waits | for | unblocked by |
 |---|---|---|
 | take_round, complete | a round, and the other inputs of its units | the driver; the units' producers |
-| meet | the other ranks, before what holds collectives | their coming; MEET_TIMEOUT_S |
+| meet | the other ranks, before what holds collectives | their coming; meet_wait_s |
 | step_done | every rank's word on the step | the driver |
 | publish | receivers' confirmations | receivers; the loss of their links |
 """

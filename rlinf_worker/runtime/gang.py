@@ -12,8 +12,8 @@ that life of that worker is in the roster. ADR 24.
 | waits | for | unblocked by |
 |---|---|---|
 | form | a Roster with this life in it | the driver, when every rank has asked |
-| meet | every rank's word that it is there | the others; a rank that cannot be reached; MEET_TIMEOUT_S |
-| kept | what a rank keeps for all | that rank; MEET_TIMEOUT_S |
+| meet | every rank's word that it is there | the others; a rank that cannot be reached; meet_wait_s |
+| kept | what a rank keeps for all | that rank; meet_wait_s |
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from rlinf_worker.links.peers import Peer
 from rlinf_worker.roles.protocol import Place
 from rlinf_worker.runtime.identity import WorkerIdentity
 
-MEET_TIMEOUT_S: Final = 600.0  # a rank may wait that long for the payload of its units, or for its volume
 LOST_S: Final = 5.0  # of dialling a rank in vain: the driver hears of a death sooner, and ends the gang in good order
 TELL_S: Final = 5.0  # for a word of some hundred bytes to leave this process
 BY: Final = "gang"  # who wants the links
@@ -121,15 +120,25 @@ class RosteredGang:
                 self._say()
             what = f"ranks of {self._name} to meet at step {place[1]} of branch {place[0]}"
             await self._until(lambda: self._meeting.met(place) is not None, what, missing=lambda: self._away(place))
-            async with asyncio.timeout(TELL_S):  # what comes next may block this loop, and what is still to be sent
-                for peer in self._ranks:
-                    await peer.drained.wait()
+            await self._until_told()  # what comes next may block this loop, and what is still to be sent
         finally:
             self._standing = None
             coming.end()
         values = self._meeting.met(place)
         assert values is not None
         return values
+
+    async def _until_told(self) -> None:
+        try:
+            async with asyncio.timeout(TELL_S):
+                for peer in self._ranks:
+                    await peer.drained.wait()
+        except TimeoutError as error:
+            deaf = ", ".join(str(rank) for peer, rank in self._ranks.items() if not peer.drained.is_set())
+            raise WorkerUnreachable(
+                f"rank {deaf} of {self._name} was not told that all have met", got=f"words that wait for {TELL_S:g} s",
+                wanted="a link that takes them", next="the gang is formed anew",
+            ) from error  # fmt: skip
 
     def keep(self, key: str, value: bytes) -> None:
         self._kept[key] = value
@@ -150,7 +159,7 @@ class RosteredGang:
             raise InvariantBroken(f"{what} before the gang is formed", next="await ctx.gang.form() as the role loads")
         await self._host.waits.until(
             lambda: condition() or self._gone() is not None,
-            self._news, what=what, timeout_s=MEET_TIMEOUT_S, missing=missing, gated=False,
+            self._news, what=what, timeout_s=self._host.meet_wait_s, missing=missing, gated=False,
         )  # fmt: skip
         if not condition() and (gone := self._gone()) is not None:
             rank, why = gone

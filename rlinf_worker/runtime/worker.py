@@ -216,6 +216,7 @@ class Worker:
             max_staleness=lambda: self.session.max_staleness,
             link_settings=self._link_settings,
             peer_wait_s=self._settings.peer_wait_s,
+            meet_wait_s=self._settings.meet_wait_s,
         )
         self.session = WorkerSession(me, self.host, driver=lambda: self.driver, settle=self.turns.replanned)
         self.driver = Uplink(

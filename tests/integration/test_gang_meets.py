@@ -162,12 +162,13 @@ async def test_the_word_of_an_older_roster_or_of_a_stranger_does_not_count(tmp_p
         assert ranks.gang(0)._kept == {}
 
 
-async def test_a_meeting_is_bounded_and_names_who_did_not_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(gangs, "MEET_TIMEOUT_S", 0.3)
+async def test_a_meeting_is_bounded_and_names_who_did_not_come(tmp_path):
     async with pod(tmp_path, CHANNELS) as p:
         ranks = Ranks(p)
         await ranks.roster(4)
         await ranks.formed(4)
+        for worker in p.workers.values():
+            worker.host.meet_wait_s = 0.3
         came = ranks.meet(1, place=(2, 4, 0))
         with pytest.raises(DeadlineExceeded, match=r"roster-4 to meet at step 4 of branch 2 .*missing: rank 2"):
             await asyncio.gather(ranks.meet(0, place=(2, 4, 0)), came)

@@ -36,6 +36,7 @@ def test_the_defaults_are_these():
         "reap_timeout_s": 2.0,
         "stacks_timeout_s": 1.0,
         "peer_wait_s": 1800.0,
+        "meet_wait_s": 600.0,
         "watch_interval_s": 0.1,
         "oversleep_s": 1.0,
         "final_flush_s": 0.5,

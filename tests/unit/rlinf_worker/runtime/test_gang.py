@@ -38,8 +38,9 @@ class Site:
         links: Any = SimpleNamespace(handlers={}, on_up=[], on_unreachable=[], want=self.want, unwant=self.unwant)
         self.links = links
         host: Any = SimpleNamespace(
-            peers=links, waits=Waits(), recorder=Recorder(), tell=self.told.append, peer_wait_s=60.0
-        )
+            peers=links, waits=Waits(), recorder=Recorder(), tell=self.told.append, peer_wait_s=60.0,
+            meet_wait_s=60.0,
+        )  # fmt: skip
         me = WorkerIdentity(worker=WorkerId(f"actor/{rank}"), role="actor", kind="fsdp", rank=rank, world=world)
         self.gang, self.waits, self.recorder = RosteredGang(me, host), host.waits, host.recorder
 
@@ -161,9 +162,9 @@ async def test_a_rank_that_is_reached_again_is_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "who"), [(0, "rank 1"), (1, "rank 0, or one that it waits for")])
-async def test_a_wait_that_runs_out_names_who_is_away(rank, who, monkeypatch):
-    monkeypatch.setattr(gangs, "MEET_TIMEOUT_S", 0.01)
+async def test_a_wait_that_runs_out_names_who_is_away(rank, who):
     site = Site(rank)
+    site.gang._host.meet_wait_s = 0.01
     site.roster()
     with pytest.raises(DeadlineExceeded) as raised:
         await site.gang.meet(PLACE)
@@ -258,12 +259,12 @@ async def test_whoever_waits_says_its_own_again_under_another_roster():
     assert site.peers["actor/0"].said == [], "it waits no more"
 
 
-async def test_what_was_kept_under_another_roster_is_void(monkeypatch):
+async def test_what_was_kept_under_another_roster_is_void():
     site = Site(1)
     site.roster(1)
     site.gang.keep("address", b"1")
     site.roster(2)
-    monkeypatch.setattr(gangs, "MEET_TIMEOUT_S", 0.001)
+    site.gang._host.meet_wait_s = 0.001
     with pytest.raises(DeadlineExceeded, match="'address', which a rank of roster-2 keeps"):
         await site.gang.kept("address")
 
@@ -326,6 +327,22 @@ async def test_what_follows_a_meeting_waits_until_the_others_have_been_told():
     assert not meeting.done()
     site.peers["actor/1"].drained.set()
     assert await meeting == ["a", "b"]
+
+
+async def test_a_rank_that_cannot_be_told_of_the_meeting_is_named(monkeypatch):
+    monkeypatch.setattr(gangs, "TELL_S", 0.01)
+    site = Site(0, world=3)
+    site.roster(ranks=3)
+    site.peers["actor/2"].drained.clear()
+    meeting = await begun(site.gang.meet(PLACE, "a"))
+    site.hear("actor/1", "b")
+    site.hear("actor/2", "c")
+    with pytest.raises(WorkerUnreachable) as raised:
+        await meeting
+    assert str(raised.value) == (
+        "rank 2 of roster-1 was not told that all have met: got words that wait for 0.01 s, wanted a link that takes "
+        "them; the gang is formed anew"
+    )
 
 
 async def test_a_word_that_changes_nothing_is_not_answered():
