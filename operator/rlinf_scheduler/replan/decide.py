@@ -149,10 +149,10 @@ class _Decision(Known):
         if record is None or killed.get(role, 0) < KILLED or not self._is_chosen(record.spec):
             return None
         is_judged = revision == newest and self.is_settled
-        is_over = revision < max(newest, *(r for r, other in self.records.items() if not other.failed))
-        if is_judged or is_over or isinstance(self.fitted, Unfit):
-            return None
+        is_over = revision < max([newest, *(r for r, other in self.records.items() if self._is_awaited(other))])
         base = self.records[record.spec.based_on.revision].spec
+        if is_judged or is_over or isinstance(self.fitted, Unfit) or not self.others.may_be_used(base):
+            return None
         said = (
             f"{killed[role]} workers of role {role!r} were killed for memory under revision {revision} before it was "
             f"judged; revision {base.revision} comes again, and {revision} is not tried again"
