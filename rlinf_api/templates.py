@@ -15,7 +15,6 @@ KEY_OF: Final = {
     "env": "name",
     "ports": "name",
     "volumes": "name",
-    "tolerations": "key",
     "volumeMounts": "mountPath",
 }
 _JOINED: Final = {**KEY_OF, "imagePullSecrets": "name"}

@@ -92,7 +92,7 @@ class OperatorSettings:
     pod_fixed_ids: bool = True
     """Pods of jobs run as user, group and fsGroup 65532, so a volume can be made for them beforehand. False: without
     these numbers, where the cluster gives each namespace its own and refuses others (OpenShift); templates may name
-    some then. It holds for pods made from then on."""
+    some. It holds for pods made from then on."""
 
     driver_grace_s: int = 30
     """terminationGracePeriodSeconds of drivers whose template has none: Kubernetes' default; a driver only has to say

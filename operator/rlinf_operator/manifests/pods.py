@@ -29,6 +29,15 @@ _FIELD_OF: Final = {
 }
 _USERS_FIELDS: Final = ("image", "imagePullPolicy")  # the agent's container: the operator only has a default
 _ADMINISTRATORS_FIELDS: Final = ("resources",)  # the driver's container: what the settings say is a default
+_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_IDS: Final = ("runAsUser", "runAsGroup", "fsGroup")
+_SHM: Final = "rlinf-shm"
+_DEFAULTS: Final = frozenset({
+    *(f"spec.securityContext.{field}" for field in _IDS),
+    *(f"spec.tolerations[{taint}].tolerationSeconds" for taint in _TAINTS),
+    f"spec.volumes[{_SHM}].emptyDir.sizeLimit",
+})  # fmt: skip
+"""Fields of every pod of which the operator only has a default."""
 _DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_FIRST_OF_LIFE, names.ENV_SCHEDULER_ADDRESS})
 _WORKER_VARIABLES: Final = frozenset(
     {
@@ -157,7 +166,8 @@ def _merged(
     owned: Manifest, wanted: dict[str, Any], *, container: str, theirs: tuple[str, ...], where: str
 ) -> Rendered:
     """`theirs`: fields of the container of which the operator only has a default."""
-    defaults = {f"spec.containers[{container}].{field}" for field in theirs}
+    own = (*theirs, "securityContext.readOnlyRootFilesystem")
+    defaults = _DEFAULTS | {f"spec.containers[{container}].{field}" for field in own}
     merged, conflicts = template.merge(owned, wanted, path="", defaults=defaults)
     return Rendered(
         manifest={"apiVersion": "v1", "kind": "Pod", **merged}, conflicts=tuple(f"{where}.{text}" for text in conflicts)
@@ -275,16 +285,16 @@ def _pod_spec(job: JobMeta, hostname: str, *, grace_s: int, settings: OperatorSe
         "enableServiceLinks": False,
         "tolerations": [
             {
-                "key": f"node.kubernetes.io/{taint}",
+                "key": taint,
                 "operator": "Exists",
                 "effect": "NoExecute",
                 "tolerationSeconds": settings.node_lost_toleration_s,
             }
-            for taint in ("not-ready", "unreachable")
+            for taint in _TAINTS
         ],
         "securityContext": {
             "runAsNonRoot": True,
-            **(dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), names.POD_UID) if settings.pod_fixed_ids else {}),
+            **(dict.fromkeys(_IDS, names.POD_UID) if settings.pod_fixed_ids else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
@@ -297,7 +307,7 @@ def _volumes(
     table: list[tuple[str, str, Manifest, bool]] = [
         ("rlinf-run", names.MOUNT_RUN, {"emptyDir": {"sizeLimit": settings.run_dir_size}}, False),
         (
-            "rlinf-shm",
+            _SHM,
             names.MOUNT_SHM,
             {"emptyDir": {"medium": "Memory", "sizeLimit": quantities.from_bytes(shm_bytes)}},
             False,

@@ -12,11 +12,14 @@ hold a token, their kind alone.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rlinf_api import sentences
 from rlinf_api.templates import KEY_OF
 from rlinf_operator.manifests.metadata import Manifest
+
+_TOLD_APART_BY: Final = {**{field: (key,) for field, key in KEY_OF.items()}, "tolerations": ("key", "effect")}
+_NOTHING: Final[tuple[object, ...]] = (None, "", {})
 
 
 def merge(
@@ -31,12 +34,13 @@ def merge(
         if key not in owned:
             merged[key] = wanted
         elif here in defaults:
-            merged[key] = wanted or owned[key]
+            merged[key] = owned[key] if wanted in _NOTHING else wanted
         elif isinstance(owned[key], Mapping) and isinstance(wanted, Mapping):
             merged[key], found = merge(owned[key], wanted, path=here, defaults=defaults)
             conflicts += found
-        elif key in KEY_OF and isinstance(owned[key], list) and isinstance(wanted, list):
-            merged[key], found = _merge_named(owned[key], wanted, key=KEY_OF[key], path=here, defaults=defaults)
+        elif key in _TOLD_APART_BY and isinstance(owned[key], list) and isinstance(wanted, list):
+            by = _TOLD_APART_BY[key]
+            merged[key], found = _merge_named(owned[key], wanted, by=by, path=here, defaults=defaults)
             conflicts += found
         elif owned[key] != wanted:
             conflicts.append(f"{here} is {sentences.shown(wanted)}; the operator sets {_cut(owned[key])}")
@@ -44,31 +48,37 @@ def merge(
 
 
 def _merge_named(
-    owned: list[Any], template: list[Any], *, key: str, path: str, defaults: Container[str]
+    owned: list[Any], template: list[Any], *, by: tuple[str, ...], path: str, defaults: Container[str]
 ) -> tuple[list[Any], list[str]]:
     """Owned entries first, each with what the template adds to it; then the template's own, in its order."""
     conflicts: list[str] = []
-    by_name = {entry.get(key): entry for entry in template if isinstance(entry, Mapping)}
+    by_name = {_name(entry, by): entry for entry in template if isinstance(entry, Mapping)}
     merged: list[Any] = []
     for entry in owned:
-        extra = by_name.get(entry[key])
+        extra, here = by_name.get(_name(entry, by)), f"{path}[{entry[by[0]]}]"
         if extra is None or extra == entry:
             merged.append(entry)
-        elif key != "name" or not _is_whole(entry):
-            together, found = merge(entry, extra, path=f"{path}[{entry[key]}]", defaults=defaults)
+        elif by != ("name",) or not _is_whole(entry, extra):
+            together, found = merge(entry, extra, path=here, defaults=defaults)
             merged.append(together)
             conflicts += found
         else:
             merged.append(entry)
-            conflicts.append(f"{path}[{entry[key]}] is {sentences.shown(extra)}; the operator sets it")
-    owned_names = {entry[key] for entry in owned}
-    merged += [e for e in template if not isinstance(e, Mapping) or e.get(key) not in owned_names]
+            conflicts.append(f"{here} is {sentences.shown(extra)}; the operator sets it")
+    owned_names = {_name(entry, by) for entry in owned}
+    merged += [e for e in template if not isinstance(e, Mapping) or _name(e, by) not in owned_names]
     return merged, conflicts
 
 
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    """An environment variable, a port or a volume has one source: merging two of them would be a third thing."""
-    return "command" not in entry
+def _name(entry: Mapping[str, Any], by: tuple[str, ...]) -> tuple[str, ...]:
+    """As texts: a template may hold anything, a mapping for a name too."""
+    return tuple(str(entry.get(field)) for field in by)
+
+
+def _is_whole(entry: Mapping[str, Any], extra: Mapping[str, Any]) -> bool:
+    """An environment variable, a port or a volume has one source: merging two of them would be a third thing. Two empty
+    directories are one, with the fields of both."""
+    return "command" not in entry and not ("emptyDir" in entry and "emptyDir" in extra)
 
 
 def _cut(value: object) -> str:

@@ -71,8 +71,8 @@ def test_where_the_cluster_gives_out_ids_a_pod_names_none_and_a_template_may(com
     theirs = rendered(job.parsed(), OperatorSettings(pod_fixed_ids=False, driver_template=template))
     assert (theirs.manifest["spec"]["securityContext"], theirs.conflicts) == (bare | ids, ())
     fixed = rendered(job.parsed(), OperatorSettings(driver_template=template))
-    assert fixed.manifest["spec"]["securityContext"]["runAsUser"] == names.POD_UID
-    assert len(fixed.conflicts) == 2
+    group = {"runAsGroup": names.POD_UID}
+    assert (fixed.manifest["spec"]["securityContext"], fixed.conflicts) == (bare | group | ids, ())
 
 
 @pytest.mark.parametrize("component", ["driver", "agent"])

@@ -125,6 +125,65 @@ def test_what_the_operator_owns_it_keeps_and_says_whose_word_it_did_not_take():
     )
 
 
+NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+
+
+def defaults_of_ones_own(container):
+    def tolerated(key, **more):
+        return {"key": key, "operator": "Exists", **more}
+
+    return {
+        "spec": {
+            "securityContext": {"runAsUser": 0, "runAsGroup": 1000, "fsGroup": 2000},
+            "tolerations": [
+                tolerated(NOT_READY, effect="NoExecute", tolerationSeconds=300),
+                tolerated(UNREACHABLE, effect="NoExecute", tolerationSeconds=0),
+                tolerated(NOT_READY, effect="NoSchedule"),
+            ],
+            "volumes": [
+                {"name": "rlinf-shm", "emptyDir": {"sizeLimit": "32Gi"}},
+                {"name": "rlinf-tmp", "emptyDir": {"sizeLimit": "5Gi"}},
+            ],
+            "containers": [{"name": container, "securityContext": {"readOnlyRootFilesystem": False}}],
+        }
+    }
+
+
+@pytest.mark.parametrize("container", ["agent", "driver"])
+def test_ids_root_file_system_shared_memory_and_the_time_of_a_lost_node_are_the_templates(container):
+    template = defaults_of_ones_own(container)
+    rendered = worker(job({"template": template})) if container == "agent" else driver(job(), template)
+    spec, said = rendered.manifest["spec"], template["spec"]
+    assert rendered.conflicts == ()
+    assert spec["securityContext"].items() >= said["securityContext"].items()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["tolerations"] == said["tolerations"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["rlinf-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+    assert volumes["rlinf-tmp"]["emptyDir"] == {"sizeLimit": "5Gi"}
+    security = own(rendered)["securityContext"]
+    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (False, False)
+
+
+def test_what_a_pod_must_be_is_not_the_templates_and_neither_is_another_source_of_our_volumes():
+    security = {"allowPrivilegeEscalation": True}
+    spec = {
+        "securityContext": {"runAsNonRoot": False}, "containers": [{"name": "agent", "securityContext": security}],
+        "volumes": [{"name": "rlinf-shm", "hostPath": {"path": "/dev/shm"}}],
+    }  # fmt: skip
+    rendered = worker(job({"template": {"spec": spec}}))
+    told = [text.partition(" is ")[0].removeprefix("spec.pools[sim].template.spec.") for text in rendered.conflicts]
+    assert told == [
+        "securityContext.runAsNonRoot", "containers[agent].securityContext.allowPrivilegeEscalation",
+        "volumes[rlinf-shm]",
+    ]  # fmt: skip
+
+
+def test_a_toleration_whose_effect_is_a_mapping_is_left_to_the_api_server():
+    odd = {"key": NOT_READY, "effect": {"no": "text"}}
+    assert worker(job({"template": {"spec": {"tolerations": [odd]}}})).manifest["spec"]["tolerations"][-1] == odd
+
+
 def test_the_grace_of_a_template_is_the_pods_and_what_its_agent_is_told():
     longer = {"spec": {"terminationGracePeriodSeconds": 300}}
     for spec in (job({"template": longer}), job(template=longer)):
