@@ -439,8 +439,8 @@ RULES: Final = (
         until=finished,
         expected={
             "a": completes(
-                *STARTED, *JOB_RESTARTED, attempt=2, life=2, restarts=("a-cpu-0-a1 Ruled:0", "life/2 Program:0"),
-                failure=" 137 Killed", driver=2,
+                *STARTED, *JOB_RESTARTED, attempt=2, life=2, failure=" 137 Killed", driver=2,
+                restarts=("a-cpu-0-a1 Ruled:#f9c9dc5b", "life/2 Program:#f9c9dc5b"),
             )
         },
     ),

@@ -26,6 +26,7 @@ REFUSED = {
     "a pool names a role that is not there": (
         job(pool={"roles": ["env", "rollout", "actor", "critic"]}), "add the role or remove the name"
     ),
+    "a pool has the name of the driver's pod set": (job(pool={"name": "driver"}), "rename it"),
     "no pool may run a role": (job(pool={"roles": ["env", "rollout"]}), "spec.pools[*].roles"),
     "a slot is two things": (job(pool={"slots": {"resource": "nvidia.com/gpu", "cpu": "1"}}), "remove one"),
     "a plan is pinned that has no name": (job(placement={"mode": "Pinned"}), "write the name of an RLPlan"),

@@ -14,7 +14,7 @@ DEFAULTS = {
         "ready": False, "node": "",
         "ip": "", "started_at": None, "deleted_at": None, "disruption": "", "exit_code": None, "exit_reason": "",
         "exit_message": "", "failed_init": "", "finished_at": None, "waiting_reason": "", "waiting_message": "",
-        "unschedulable": "", "pod_reason": "", "pod_message": "",
+        "unschedulable": "", "scheduled_at": None, "pod_reason": "", "pod_message": "",
     },
     state.PlanView: {"uid": "", "problem": "", "approved_by": "", "stays": ""},
     state.ConfigView: {"issuer": ""},
