@@ -1,6 +1,7 @@
 """Figures in docs/bench are those of the JSON beside them."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def test_a_page_shows_the_figures_of_its_result(result: Path):
     text = result.with_suffix(".md").read_text(encoding="utf-8")
     wanted = publish.with_figures(text, json.loads(result.read_text(encoding="utf-8")))
     assert text == wanted, f"run `.venv/bin/python -m tools.bench {result.stem} --publish`"
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
+def test_a_row_is_published_with_the_bar_that_the_benchmark_has(result: Path):
+    """Else a page says "met" of a bar that was raised since."""
+    rows = {row.name: row for row in import_module(f"tools.bench.{result.stem}").rows()}
+    for published in json.loads(result.read_text(encoding="utf-8"))["rows"]:
+        own = rows[published["row"]]
+        bar = own.bar if own.bar_ratio is None else own.bar_ratio * published["reference"]["value"]
+        assert published["bar"] == bar, published["row"]
 
 
 def row(**fields):

@@ -61,7 +61,7 @@ def rows() -> list[Row]:
 
     return [
         Row(
-            name="weights_one_pod", unit="s", better="lower", bar_ratio=0.5, subject=one_pod,
+            name="weights_one_pod", unit="s", better="lower", bar_ratio=0.45, subject=one_pod,
             reference=reference("weights_one_pod"),
         ),
         Row(
@@ -69,7 +69,7 @@ def rows() -> list[Row]:
             reference=reference("weights_one_pod_3"),
         ),
         Row(
-            name="weights_between_pods", unit="s", better="lower", bar_ratio=1.1, subject=between_pods,
+            name="weights_between_pods", unit="s", better="lower", bar_ratio=1.0, subject=between_pods,
             reference=reference("weights_between_pods"),
         ),
     ]  # fmt: skip
