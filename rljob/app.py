@@ -260,6 +260,7 @@ def plan_what_if(
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="of an earlier job with the manifest's key; needs no cluster")
     ] = None,
+    runtime: RuntimeFiles = None,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -272,8 +273,8 @@ def plan_what_if(
             place = _where(where, namespace, context)
             typer.echo(reasons.what_if(place, pods=instead, memory_gib=memory, more=more))
             return
-        said = reasons.what_if_it_began(Path(where), profile, pods=instead, memory_gib=memory, more=more)
-        typer.echo(said)
+        file, beside = Path(where), runtime or ()
+        typer.echo(reasons.what_if_it_began(file, profile, runtimes=beside, pods=instead, memory_gib=memory, more=more))
 
 
 @plans.command("approve")

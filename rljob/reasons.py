@@ -11,7 +11,7 @@ Not for: changing anything (plan.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -60,9 +60,19 @@ def what_if(where: Where, *, pods: Mapping[str, int], memory_gib: float, more: b
     return "\n".join(_weighed(fitted, current, pods=pods, memory_gib=memory_gib, more=more))
 
 
-def what_if_it_began(file: Path, profile: Path, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
-    """Of a manifest, by what an earlier job with its key has measured. Needs neither cluster nor run."""
-    checked = manifest.check(manifest.read(file))
+def what_if_it_began(
+    file: Path,
+    profile: Path,
+    *,
+    runtimes: Sequence[Path] = (),
+    pods: Mapping[str, int],
+    memory_gib: float,
+    more: bool,
+) -> str:
+    """Of a manifest, by what an earlier job with its key has measured. Needs neither cluster nor run. `runtimes`: files
+    of the RLRuntime that it names, where it is not beside it."""
+    given = manifest.given(file, beside=runtimes)
+    checked = manifest.check(manifest.resolved(given.the_job(), given.runtimes))
     if checked.spec is None or checked.problems:
         raise UserError(f"{file} is no job that could begin", got="; ".join(map(str, checked.problems)))
     fitted = fit(checked.spec, of_key(profile, checked.spec), plan=None)

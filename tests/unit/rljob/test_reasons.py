@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rlinf_api import names
-from rlinf_api.errors import UserError
+from rlinf_api.errors import InvalidManifest, UserError
 from rlinf_api.job import RLJobSpec, dump
 from rlinf_api.profile import key_of
 from rlinf_scheduler.jobs import plan_manifest
@@ -103,6 +103,26 @@ def test_of_a_job_that_has_not_begun_an_earlier_ones_profile_tells(work_dir, man
     done = rljob("plan", "what-if", str(manifest), "--profile", str(manifest.parent), "--pods", "main=2")
     assert done.returncode == 0, done.stderr
     assert periods(done.stdout)[0] < 0.9 * best
+
+
+def test_what_a_job_has_of_its_runtime_is_its_own_beside_it_or_in_a_file(work_dir, manifest):
+    plain = reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
+    whole = yaml.safe_load(manifest.read_text())
+    slots = whole["spec"]["pools"][0].pop("slots")
+    whole["spec"]["runtime"] = "ours"
+    runtime = {
+        "apiVersion": names.API_VERSION, "kind": "RLRuntime", "metadata": {"name": "ours"},
+        "spec": {"poolDefaults": {"slots": slots}},
+    }  # fmt: skip
+    manifest.write_text(yaml.safe_dump_all([whole, runtime]))
+    assert reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False) == plain
+    manifest.write_text(yaml.safe_dump(whole))
+    (manifest.parent / "ours.yaml").write_text(yaml.safe_dump(runtime))
+    with pytest.raises(InvalidManifest, match=r"spec\.runtime: names RLRuntime 'ours', which no file here holds"):
+        reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
+    beside = "--runtime", str(manifest.parent / "ours.yaml")
+    done = rljob("plan", "what-if", str(manifest), "--profile", str(manifest.parent), *beside)
+    assert (done.returncode, done.stdout) == (0, f"{plain}\n"), done.stderr
 
 
 def test_another_jobs_profile_and_a_wrong_manifest_are_refused(work_dir, manifest):
