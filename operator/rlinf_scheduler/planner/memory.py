@@ -6,7 +6,7 @@ other role nothing is known before it was measured, and it is taken to fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlinf_api import quantities
 from rlinf_api.declared import MIB
@@ -42,25 +42,33 @@ def too_large(spec: RLJobSpec) -> Iterator[Objection]:
     for role in spec.roles:
         homes = [pool for pool in spec.pools if role.name in pool.roles]
         if homes and not any(fits(role, pool) for pool in homes):
-            yield _refused(role, homes, needed=of(role).active)
+            yield _refused(role, homes, kept={})
 
 
 def together(roles: Sequence[RoleSpec], pools: Iterable[PoolSpec]) -> Iterator[Objection]:
     """Roles that cannot take turns on the slots of these pools: one's peak, with what the others leave there."""
     for role in roles:
-        others = [other for other in roles if other is not role]
-        needed = of(role).active + sum(of(other).offloaded for other in others)
+        kept = {other.name: _mib(of(other).offloaded) for other in roles if other is not role}
+        needed = _mib(of(role).active) + sum(kept.values())
         homes = [pool for pool in pools if role.name in pool.roles]
-        if not all(needed <= of_slot(pool) for pool in homes):
-            beside = f" in turn with {', '.join(other.name for other in others)}"
-            yield _refused(role, homes, needed=needed, beside=beside)
+        if not all(needed * MIB <= of_slot(pool) for pool in homes):
+            yield _refused(role, homes, kept=kept)
 
 
-def _refused(role: RoleSpec, homes: Sequence[PoolSpec], *, needed: int, beside: str = "") -> Objection:
+def _refused(role: RoleSpec, homes: Sequence[PoolSpec], *, kept: Mapping[str, int]) -> Objection:
+    """`kept`: MiB that others leave on the slot in turn. The numbers add up."""
     largest = max(homes, key=of_slot)
+    peak, room = _mib(of(role).active), of_slot(largest) // MIB
+    told = " and ".join(f"{name} keeps {mib} MiB" for name, mib in kept.items() if mib)
+    beside = f", while {told}," if told else ""
+    memory = f"raise spec.pools[{largest.name}].slots.memory"
+    remedy = f"{memory}, or its pods, so that fewer share a slot" if kept else f"{memory} or lower the role's peak"
     return Objection(
-        f"role {role.name!r} needs {-(-needed // MIB)} MiB of a slot{beside}, the largest it may have is "
-        f"{of_slot(largest) // MIB} MiB in pool {largest.name}; raise spec.pools[{largest.name}].slots.memory or lower "
-        "the role's peak",
+        f"role {role.name!r} peaks at {peak} MiB{beside} and the largest slot that it may have is "
+        f"{room} MiB in pool {largest.name}, which lacks {peak + sum(kept.values()) - room} MiB; {remedy}",
         role.name,
     )
+
+
+def _mib(size: int) -> int:
+    return -(-size // MIB)

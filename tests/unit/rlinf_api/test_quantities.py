@@ -81,7 +81,7 @@ def test_a_synthetic_roles_memory_is_bounded_too(mebibytes):
         assert not isinstance(plan, Infeasible)
     else:
         assert isinstance(plan, Infeasible)
-        assert " MiB of a slot, the largest it may have is " in str(plan)
+        assert " MiB and the largest slot that it may have is " in str(plan)
         assert len(plan.reasons) == 1
 
 

@@ -1,5 +1,7 @@
 """The first plan where roles declare their memory: in turns where slots are too few, Infeasible where nothing fits."""
 
+import re
+
 import pytest
 
 from rlinf_api.job import Range, RLJobSpec
@@ -31,7 +33,7 @@ def test_every_workload_has_a_plan_or_a_reason(name, mode):
     spec, plan = answer(entry, mode=mode)
     if entry.get("infeasible"):
         assert isinstance(plan, Infeasible)
-        assert " MiB of a slot, the largest it may have is " in str(plan)
+        assert " MiB and the largest slot that it may have is " in str(plan)
         assert len(plan.reasons) == 1
         return
     assert isinstance(plan, RLPlanSpec)
@@ -93,11 +95,16 @@ def test_what_others_leave_on_a_slot_counts_in_turns():
     said = list(map(str, infeasible.reasons))
     beside, in_turns = (
         [s for s in said if " fits into pool " in s],
-        [s for s in said if "MiB of a slot in turn with" in s],
+        [s for s in said if " peaks at " in s],
     )
     assert beside, "why not side by side"
     assert in_turns, "why not in turns either"
     assert said == beside + in_turns
+    for sentence in in_turns:
+        needs, room = sentence.split("; ")[0].split(" and the largest slot that it may have is ")
+        slot, lacks = map(int, re.findall(r"(\d+) MiB", room))
+        assert sum(map(int, re.findall(r"(\d+) MiB", needs))) == slot + lacks, "the numbers add up"
+        assert " keeps " in needs
 
 
 def test_a_role_too_large_for_one_pool_goes_to_the_other():
@@ -119,7 +126,11 @@ def test_what_is_resident_counts_where_it_is_more_than_the_peak(mode):
     assert isinstance(infeasible, Infeasible)
     (reason,) = infeasible.reasons
     assert reason.role == "train"
-    assert str(reason).startswith("role 'train' needs 1000000000 MiB of a slot, the largest it may have is ")
+    room = entry["pools"][0]["memory"]
+    assert str(reason) == (
+        f"role 'train' peaks at 1000000000 MiB and the largest slot that it may have is {room} MiB in pool main, which "
+        f"lacks {10**9 - room} MiB; raise spec.pools[main].slots.memory or lower the role's peak"
+    )
 
 
 def test_an_option_in_force_counts_with_its_own_peak():
