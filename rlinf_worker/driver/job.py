@@ -130,7 +130,7 @@ class Job:
         self.marks = Dirty.NOTHING
         self._moved: set[WorkerId] | None = set()  # whom the mark MEMBERS is of; None: of anybody
         self._ran = False
-        self._lost: str | None = None  # why steps do not go on as they should; None: they do
+        self._lost: Outlook | None = None  # why steps do not go on as they should; None: they do
         self._news = STEPPING
         self._end: Outlook | None = None
 
@@ -237,9 +237,7 @@ class Job:
             return NO_PLAN_YET
         if not self._ran:
             return STARTING
-        if self._lost is not None:
-            return Outlook(DriverState.RECOVERING, Reason.RECOVERING, self._lost)
-        return self._news
+        return self._lost or self._news
 
     @property
     def is_running(self) -> bool:
@@ -249,14 +247,15 @@ class Job:
     def begin(self, *, without: str = "") -> None:
         """Everybody is ready, but for those that `without` names."""
         self.begun = self.began = self._ran = True
-        self._lost, self._news = without or None, STEPPING
+        self._lost, self._news = _recovering(without) if without else None, STEPPING
         self.mark(Dirty.SHOWN)
 
-    def say_recovering(self, words: str, *, unless_said: bool = False) -> None:
+    def say_recovering(self, words: str, *, unless_said: bool = False, reason: Reason = Reason.RECOVERING) -> None:
         """Steps do not go on as they should. `unless_said`: the words of an earlier loss stay until somebody has looked
         which of them are true. Without effect before steps ever did, and at the job's end."""
-        if self._ran and not self.ending and words != self._lost and not (unless_said and self._lost is not None):
-            self._lost = words
+        said = _recovering(words, reason)
+        if self._ran and not self.ending and said != self._lost and not (unless_said and self._lost is not None):
+            self._lost = said
             self.mark(Dirty.SHOWN)
 
     def say_running(self, reason: Reason, words: str) -> None:
@@ -296,3 +295,7 @@ class Job:
         self.output.flush()
         self.ended.set()
         self.mark(Dirty.SHOWN)
+
+
+def _recovering(words: str, reason: Reason = Reason.RECOVERING) -> Outlook:
+    return Outlook(DriverState.RECOVERING, reason, words)

@@ -68,7 +68,9 @@ class Notices:
         waited for."""
         job = self._job
         if job.standing.state is DriverState.RECOVERING or self._presence.goes_on:
-            job.say_recovering(self._recovering(now))
+            # Nobody is stalled while others are waited for; while steps go on without some, whoever holds them up is.
+            reason = Reason.STALLED if self._stalls.is_stalled else Reason.RECOVERING
+            job.say_recovering(self._recovering(now), reason=reason)
         elif job.is_running:
             job.say_running(*self._unusual(now))
 

@@ -450,10 +450,11 @@ def _driver_degrades(draft: Draft, pods: Pods, report: DriverReport | None) -> S
         # No seconds in the message: it would change with every pass, and each change is a write.
         message = f"driver pod {driver.name}{_on(driver)} runs but does not answer the operator"
         return Status.TRUE, Reason.DRIVER_UNREACHABLE, message
-    if report is not None and report.state is DriverState.RECOVERING:
-        return Status.TRUE, Reason.WORKER_RESTARTING, report.message
-    if report is not None and report.state is DriverState.RUNNING and report.reason in _UNWELL:
-        return Status.TRUE, Reason(report.reason), report.message
+    if report is not None and report.state in (DriverState.RUNNING, DriverState.RECOVERING):
+        if report.reason in _UNWELL:
+            return Status.TRUE, Reason(report.reason), report.message
+        if report.state is DriverState.RECOVERING:
+            return Status.TRUE, Reason.WORKER_RESTARTING, report.message
     return Status.FALSE, Reason.HEALTHY, ""
 
 

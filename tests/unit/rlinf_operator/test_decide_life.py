@@ -111,6 +111,20 @@ def test_progress_alone_waits_for_its_interval_but_a_condition_does_not():
     assert next(c for c in after.conditions if c.type == "Degraded").reason == "WorkerRestarting"
 
 
+def test_what_stands_still_while_steps_go_on_without_some_is_no_restart():
+    world = ppo_job().world().started()
+    world.report(
+        state=DriverState.RECOVERING, plan_revision=1, reason="Stalled", message="steps go on without env/1; x"
+    )
+    world.step()
+    assert (world.condition("Degraded"), world.status.state) == (("True", "Stalled"), "Stalled")
+    world.report(
+        state=DriverState.RECOVERING, plan_revision=1, reason="Recovering", message="steps go on without env/1"
+    )
+    world.step()
+    assert (world.condition("Degraded"), world.status.state) == (("True", "WorkerRestarting"), "Recovering")
+
+
 def test_turns_that_go_by_without_an_item_degrade_a_job_that_runs():
     world = ppo_job().world().started()
     why = "two turns in a row of lease set 'all' passed without an item: env/0 content; rollout/0 wants"

@@ -134,7 +134,14 @@ async def test_a_flow_that_waits_while_one_is_away_costs_nobody_of_the_others():
     driver.stalls.tick()
     assert (driver.stalls.replaced, driver.stalls.is_stalled) == (0, True)
     driver.notices.look(world.clock.now)
-    assert "all workers have waited for 61 s: the flow has not said all of step" in driver.job.standing.message
+    standing = driver.job.standing
+    assert (standing.state, standing.reason) == (DriverState.RECOVERING, "Stalled")
+    assert "all workers have waited for 61 s: the flow has not said all of step" in standing.message
+    driver.job.ledger.open_steps[0].sealed = True
+    all_wait(world, 0.0)
+    driver.stalls.tick()
+    driver.notices.look(world.clock.now)
+    assert driver.job.standing.reason == "Recovering"
 
 
 async def test_who_holds_a_step_up_while_one_is_away_is_replaced_and_not_who_has_waited_longest():
