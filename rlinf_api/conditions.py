@@ -219,7 +219,7 @@ def state_of(conditions: Sequence[Condition]) -> JobState:
     for kind, state in (
         (JobCondition.FAILED, JobState.FAILED),
         (JobCondition.COMPLETE, JobState.COMPLETE),
-        (JobCondition.SUSPENDED, away := JobState.QUEUED if waits else JobState.SUSPENDED),
+        (JobCondition.SUSPENDED, JobState.QUEUED if waits else JobState.SUSPENDED),
     ):
         if is_true(conditions, kind):
             return state
@@ -233,8 +233,8 @@ def state_of(conditions: Sequence[Condition]) -> JobState:
         return JobState.PROFILING if measures else JobState.RUNNING
     if valid is not None and valid.status == Status.FALSE:
         return JobState.STALLED
-    if running is not None and running.reason == Reason.STOPPED:  # its last pods are on their way out
-        return away
+    if running is not None and running.reason == Reason.STOPPED:  # its last pods are on their way out, and not gone
+        return JobState.RUNNING
     if running is None or running.reason in _WAITS:
         return JobState.QUEUED
     lost = degraded is not None and degraded.status == Status.TRUE

@@ -24,6 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from tools.testcluster import (
     binaries,
     cgroups,
@@ -52,6 +54,8 @@ from tools.testcluster.waiting import until
 API_READY_TIMEOUT_S = 60.0
 NODES_READY_TIMEOUT_S = 60.0
 CONTAINERD_TIMEOUT_S = 30.0
+CRI_TIMEOUT_S = 5.0  # of one call of many
+CRI_VERSION = "/runtime.v1.RuntimeService/Version"
 DNS_TIMEOUT_S = 30.0
 WELL_TIMEOUT_S = 10.0
 
@@ -337,8 +341,7 @@ class Cluster:
         def answers() -> bool:
             if not process.alive:
                 raise StartFailed(f"{process.name} ended at once; its log ends:\n{node.log_tail(process.name)}")
-            # A socket that is there may be the one of a containerd that was killed.
-            return socket.exists() and "io.containerd" in node.says(["ctr", "plugins", "ls"], timeout_s=10)
+            return socket.exists() and _serves_pods(socket)
 
         until(answers, what=f"containerd of {node.name}", timeout_s=CONTAINERD_TIMEOUT_S)
 
@@ -352,6 +355,18 @@ class Cluster:
         for name, argv in words.items():
             if node.record.read(name) is None:
                 node.start(name, argv)
+
+
+def _serves_pods(socket: Path) -> bool:
+    """Whether it answers as a kubelet asks first, which ends where it does not. A socket may be there of
+    a containerd that was killed, and one that lists its plugins may not have recovered its containers yet."""
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        ask = channel.unary_unary(CRI_VERSION, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            ask(b"", timeout=CRI_TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def _make(paths: Paths, *, options: Options, programs: Path, report: Report, owner_pid: int | None) -> Cluster:

@@ -53,7 +53,7 @@ def of(*texts: str) -> JobState:
         ((STEPPING, "Degraded=True/TurnsWithoutItems"), "Stalled"),
         ((STEPPING, "Degraded=True/DriverUnreachable"), "Stalled"),
         ((STEPPING, "Suspended=Unknown/Draining"), "Running"),
-        (("Suspended=Unknown/Draining", "Running=False/Stopped"), "Suspended"),
+        (("Suspended=Unknown/Draining", "Running=False/Stopped"), "Running"),
         (("Suspended=True/SuspendedByUser", "Running=False/Stopped"), "Suspended"),
         (("Complete=True/FlowFinished", "Running=False/Stopped"), "Complete"),
         (("Failed=True/UserError", "Suspended=True/SuspendedByUser"), "Failed"),
