@@ -63,6 +63,11 @@ class Release:
             raise AssertionError(f"{error}\n{self.told()}") from error
         return said
 
+    def roll_back(self) -> None:
+        """To what it was before the last upgrade."""
+        self.helm("rollback", "--wait", "--timeout", f"{INSTALL_TIMEOUT_S}s")
+        self._rolled_out()
+
     def _rolled_out(self) -> None:
         """helm waits for the new pods alone: for a while those of before are there beside them."""
         selector = f"app.kubernetes.io/instance={self.name}"

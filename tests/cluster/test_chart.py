@@ -568,7 +568,9 @@ def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, n
 
 
 @pytest.mark.usefixtures("users")
-def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Release, namespace: str, claim: str):
+def test_an_upgrade_of_the_operator_and_the_way_back_restart_no_pod_of_a_running_job(
+    release: Release, namespace: str, claim: str
+):
     cluster = release.cluster
 
     def pods() -> dict[str, int]:
@@ -584,15 +586,29 @@ def test_an_upgrade_of_the_operator_restarts_no_pod_of_a_running_job(release: Re
 
     apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
     until(lambda: step() >= 1, what="a first step", timeout_s=240)
-    before, leader = pods(), release.leader()
-    release.upgrade(commonLabels={"changed": "label"}, jobImages={"driver": "another:1", "worker": "another:1"})
-    until(lambda: leads(release) and release.leader() != leader, what="a pod of the upgrade to lead", timeout_s=60)
-    reached = step()
-    until(lambda: step() > reached, what="the new leader to hear of a further step", timeout_s=60)
-    assert pods() == before
+
+    def changed() -> str:
+        return str(release.get("deployment/rlinf-operator-operator")["metadata"]["labels"].get("changed"))
+
+    others = {"commonLabels": {"changed": "label"}, "jobImages": {"driver": "another:1", "worker": "another:1"}}
+    before = pods()
+
+    def another_leads(old: str) -> None:
+        until(lambda: leads(release) and release.leader() != old, what="another pod to lead", timeout_s=60)
+        reached = step()
+        until(lambda: step() > reached, what="the new leader to hear of a further step", timeout_s=60)
+        assert pods() == before
+
+    leader = release.leader()
+    release.upgrade(**others)
+    another_leads(leader)
+    assert changed() == "label"
+    leader = release.leader()
+    release.roll_back()
+    another_leads(leader)
+    assert changed() == "None"
     cluster.kubectl("-n", namespace, "delete", "rljob", "cartpole", "--wait=false", "--as", "bob")
     until(lambda: not pods(), what="the job's pods to be gone", timeout_s=60)
-    release.upgrade()
 
 
 # ---- the release's life; last, as it changes the release
