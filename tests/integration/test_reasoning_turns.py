@@ -106,4 +106,4 @@ def test_a_pool_too_small_for_what_is_declared_is_told_before_anything_starts(fo
     job = declared(reasoning.manifest(folder, steps=STEPS, ranks=1))
     with Run(folder, *IN_TURNS, "spec.pools[cpu].slots.memory=512Mi", file=job, small=False, name="small") as run:
         assert run.end() != 0
-    assert "in turn with" in run.said
+    assert " and the largest slot that it may have is 512 MiB in pool cpu, which lacks " in run.said
