@@ -125,7 +125,8 @@ async def _waits(job: Job, wait: FlowWait, condition: Callable[[], bool]) -> Non
     try:
         await job.until(condition, what=wait.what)
     finally:
-        job.flow_waits = FlowWait()
+        if job.flow_waits is wait:  # the flow may run anew by now, and wait for something else
+            job.flow_waits = FlowWait()
 
 
 class FlowRun:

@@ -85,8 +85,8 @@ def exceeded(
 ) -> str:
     """Why there may be no further replacement; empty where there may. Workers inside pods are the driver's count.
     `rules`: those of the spec, of which some count by themselves."""
-    bounds = {key: rule.max_restarts for key, rule in failure_rules.by_key(rules).items()}
-    bounded = {key: most for key, most in bounds.items() if most is not None}
+    by_key = failure_rules.by_key(rules)
+    bounded = {key: most for key, rule in by_key.items() if (most := rule.max_restarts) is not None}
     for key, most in bounded.items():
         own = sum(1 for e in entries if e.rule == key and e.cause not in UNCOUNTED)
         if own > most:
