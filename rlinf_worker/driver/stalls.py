@@ -16,11 +16,15 @@ agent's heartbeats (runtime/work.py): for how long it has not moved, at what, an
 
 Where steps go on without some that are away, all of this is asked of the others.
 
+A worker counts from its last work, also while no driver was there to ask for any: nobody has stood still for longer
+than this driver has looked on.
+
 Whoever is replaced counts as failed, and so a job that stands still again and again fails with the name of the last.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import statistics
 from typing import Final
@@ -45,6 +49,12 @@ FRESH_S: Final = 5.0
 """A worker that is not stuck says so once a second; its word is under way for two beats, and a busy machine is late."""
 
 
+class Looking(enum.Enum):
+    NOTHING = enum.auto()
+    STEPS = enum.auto()
+    RECOVERY = enum.auto()
+
+
 class Stalls:
     def __init__(
         self, job: Job, exchange: Exchange, workforce: Workforce, commits: Commits, presence: Presence
@@ -56,22 +66,40 @@ class Stalls:
         self.is_stalled = False
         """For longer than a step may take."""
         self.replaced = 0
+        self.watched: tuple[Looking, float] = (Looking.NOTHING, job.clock())
+        """What this driver looks at, and since when."""
 
     def tick(self) -> None:
         job = self._job
         workers = [w for wid, w in job.members.workers.items() if wid not in job.members.away]
         self.words, self.is_stalled = "", False
         self._make_up([w for w in workers if w.state is WorkerState.READY])
-        steps_go_on = job.is_running or self._presence.goes_on
-        if not steps_go_on or any(w.state is not WorkerState.READY for w in workers):
+        watch = self._watch(workers)
+        if watch is not self.watched[0]:
+            self.watched = (watch, job.clock())
+        if watch is Looking.RECOVERY:
             self._look_at_recovery(workers)
-            return
+        elif watch is Looking.STEPS:
+            self._look_at_steps(workers)
+
+    def _watch(self, workers: list[WorkerRecord]) -> Looking:
+        goes_on = self._job.is_running or self._presence.goes_on
+        if goes_on and all(w.state is WorkerState.READY for w in workers):
+            return Looking.STEPS
+        is_recovering = self._job.standing.state is DriverState.RECOVERING
+        return Looking.RECOVERY if is_recovering and all(w.present for w in workers) else Looking.NOTHING
+
+    def _still_s(self, workers: list[WorkerRecord]) -> float:
+        return min(self._job.clock() - self.watched[1], min((w.still_s for w in workers), default=0.0))
+
+    def _look_at_steps(self, workers: list[WorkerRecord]) -> None:
+        job = self._job
         limit, deadline = self._limits()
         if stuck := [w for w in workers if w.silent_s > job.settings.stall_notice_s]:
             self.words = "; ".join(_stuck(w) for w in stuck[:MAX_NAMED])
             self.is_stalled = any(w.silent_s > limit for w in stuck)
             return
-        still_s = min((w.still_s for w in workers), default=0.0)
+        still_s = self._still_s(workers)
         if still_s <= limit or job.ledger.finished:
             return
         self.is_stalled = True
@@ -103,9 +131,7 @@ class Stalls:
                 logger.warning("units that died with their maker are made again", extra=said)
 
     def _look_at_recovery(self, workers: list[WorkerRecord]) -> None:
-        if self._job.standing.state is not DriverState.RECOVERING or not all(w.present for w in workers):
-            return
-        still_s = min((w.still_s for w in workers), default=0.0)
+        still_s = self._still_s(workers)
         if still_s > self._limits()[1] and all(w.silent_s < FRESH_S for w in workers):
             self._replace(max(workers, key=lambda w: w.still_s), still_s)
 

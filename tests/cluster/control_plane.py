@@ -41,6 +41,7 @@ Manifest = dict[str, Any]
 START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
 LOWEST_PORT = 20_000
+MAX_LOGS = 6  # pods whose last words a failed test shows
 
 
 def free_port() -> int:
@@ -232,8 +233,13 @@ class ControlPlane:
             self.cluster.kubectl("-n", namespace, "get", "pods", "-o", "wide", check=False),
             self.cluster.kubectl("-n", namespace, "get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:],
             *(process.tail() for process in self.operators),
+            *(self._last_words(namespace, pod["metadata"]["name"]) for pod in self.pods(namespace)[:MAX_LOGS]),
         ]
         return "\n---\n".join(parts)
+
+    def _last_words(self, namespace: str, pod: str) -> str:
+        words = ("-n", namespace, "logs", pod, "--all-containers", "--tail=40")
+        return f"{pod}:\n{self.cluster.kubectl(*words, check=False)[-6000:]}"
 
     def kubeconfig(self, account: str) -> str:
         """A file: who logs in with it is that account."""

@@ -291,6 +291,13 @@ class World:
                     peer.deliver()
             is_moving = any(worker.links.with_frames for worker in self.workers.values())
 
+    def looks(self, *, for_s: float = 3600.0) -> None:
+        """For what stands still; the driver has done so for this long."""
+        stalls = self.driver.stalls
+        stalls.tick()
+        stalls.watched = (stalls.watched[0], self.clock() - for_s)
+        stalls.tick()
+
     async def run_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(100_000):
             if condition():

@@ -62,10 +62,10 @@ def test_a_job_begins_with_the_plan_of_a_file_and_another_changes_what_stays_in_
         ok, says = command.put(run.work_dir, bad, timeout_s=30.0)
         assert not ok
         assert "rollout, train need 115343360" in says, "90 beside the 20 that stay"
+        at = run.lines("lineage")[-1]["step"]
         ok, says = command.put(run.work_dir, second, timeout_s=30.0)
         assert ok, f"{says}\n{run.said}"
-        at = run.lines("lineage")[-1]["step"]
-        run.until_step(at + 10)
+        run.until_step(run.lines("lineage")[-1]["step"] + 10)
         assert pids_of(run) == pids
         assert len(pids) == 2
         assert run.end() == 0, run.said

@@ -131,7 +131,7 @@ async def test_a_flow_that_waits_while_one_is_away_costs_nobody_of_the_others():
     driver = world.driver
     driver.job.ledger.open_steps[0].sealed = False
     all_wait(world, 61.0)
-    driver.stalls.tick()
+    world.looks()
     assert (driver.stalls.replaced, driver.stalls.is_stalled) == (0, True)
     driver.notices.look(world.clock.now)
     standing = driver.job.standing
@@ -139,7 +139,7 @@ async def test_a_flow_that_waits_while_one_is_away_costs_nobody_of_the_others():
     assert "all workers have waited for 61 s: the flow has not said all of step" in standing.message
     driver.job.ledger.open_steps[0].sealed = True
     all_wait(world, 0.0)
-    driver.stalls.tick()
+    world.looks()
     driver.notices.look(world.clock.now)
     assert driver.job.standing.reason == "Recovering"
 
@@ -155,7 +155,7 @@ async def test_who_holds_a_step_up_while_one_is_away_is_replaced_and_not_who_has
     longest = driver.job.members.workers[WorkerId("rollout/0")]
     said = agents_pb2.Progress(worker="rollout/0", phase="step", still_s=900.0)
     driver.agents.heard(longest.placed.pod, agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(progress=[said])))
-    driver.stalls.tick()
+    world.looks()
     assert driver.stalls.replaced == 1
     assert driver.job.members.workers[WorkerId("env/0")].state is not WorkerState.READY
     assert longest.state is WorkerState.READY

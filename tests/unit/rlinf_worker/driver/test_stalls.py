@@ -50,7 +50,7 @@ def all_say(world: World, **progress: Any) -> None:
 
 def told(world: World) -> tuple[str, str]:
     """The reason and the words of the job."""
-    world.driver.stalls.tick()
+    world.looks()
     world.driver.notices.look(world.clock.now)
     standing = world.driver.job.standing
     return standing.reason, standing.message
@@ -94,7 +94,7 @@ async def test_units_that_can_never_come_are_named_and_then_fail_the_job():
     assert told(world) == (Reason.STALLED, sentence)
     assert world.driver.job.failure is None
     all_say(world, still_s=61.0)
-    world.driver.stalls.tick()
+    world.looks()
     assert (world.driver.job.standing.reason, world.driver.job.standing.message) == (Reason.USER_ERROR, sentence)
 
 
@@ -105,16 +105,16 @@ async def test_units_that_died_with_their_maker_before_anybody_heard_of_them_are
     exchange, step = world.driver.exchange, world.driver.job.ledger.committed + 1
     short = exchange.ends.short(step)
     all_say(world, still_s=2.1)
-    world.driver.stalls.tick()
+    world.looks()
     assert exchange.ends.short(step) == short != [], "nobody has died"
     exchange.gone(WorkerId("env/7"), "env")
     assert exchange.remaking.make_up(step + 1) == [], "nobody is through with anything of it yet"
     next(iter(world.driver.job.members.workers.values())).state = WorkerState.STARTING  # also while it is not back
     all_say(world, still_s=1.9)
-    world.driver.stalls.tick()
+    world.looks()
     assert exchange.ends.short(step) == short
     all_say(world, still_s=2.1)
-    world.driver.stalls.tick()
+    world.looks()
     assert exchange.ends.short(step) == []
     again = [unit for queue in exchange.queues.values() for unit in queue.core.book.all_waiting()]
     assert [entry.unit.key for entry in again if entry.unit.key == short[0][0]] == [short[0][0]]
@@ -236,7 +236,7 @@ async def test_a_recovery_in_which_all_wait_for_each_other_comes_to_an_end(
     all_say(world, still_s=still_s)
     says(world, "actor/0", still_s=still_s, age_s=silent_s)
     says(world, "rollout/0", still_s=still_s + 9.0, doing="waits for a turn for 70 s")
-    world.driver.stalls.tick()
+    world.looks()
     assert world.driver.stalls.replaced == int(is_replaced)
     assert job.members.workers[ROLLOUT].state is (WorkerState.DOWN if is_replaced else WorkerState.READY)
     if is_replaced:
@@ -251,7 +251,7 @@ async def test_a_job_that_stands_still_again_and_again_fails_with_the_name():
         assert world.driver.job.standing.state.name == "RUNNING"
         holds_up(world, ENV)
         all_say(world, still_s=70.0, doing="waits for the end of the world for 70 s")
-        world.driver.stalls.tick()
+        world.looks()
         world.driver.settle()
         if not world.driver.job.ending:
             world.driver.job.members.workers[ENV].state = WorkerState.READY
@@ -261,3 +261,19 @@ async def test_a_job_that_stands_still_again_and_again_fails_with_the_name():
     assert standing.message.endswith(
         "the last was env/0: nothing moved for 70 s, and it waits for the end of the world for 70 s"
     )
+
+
+@pytest.mark.parametrize(("looked_on_s", "is_told"), [(8.0, False), (12.0, True)])
+async def test_a_driver_counts_from_when_it_began_to_look_and_not_from_when_another_died(
+    world: World, looked_on_s: float, is_told: bool
+):
+    """Workers had nothing to do for 300 s while no driver was there."""
+    all_say(world, still_s=300.0, doing="waits for a ticket for 300 s")
+    world.looks(for_s=looked_on_s)
+    assert world.driver.stalls.is_stalled is is_told
+    assert world.driver.stalls.replaced == 0
+    all_say(world)
+    world.driver.job.say_recovering("worker actor/0 is started again")
+    all_say(world, still_s=300.0, doing="waits for a ticket for 300 s")
+    world.looks(for_s=looked_on_s)
+    assert world.driver.stalls.replaced == 0, "what it looks at is another, and so is the time"
