@@ -83,16 +83,6 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberReport:
-    worker: str
-    pod: str
-    node: str
-    attempt: int
-    phase: str
-    restarts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReport:
     """One message of Job.Watch. `sequence` grows with every change of one driver attempt."""
 
@@ -115,7 +105,6 @@ class DriverReport:
     """How long the last switch of plans took: from the step boundary until a unit moved."""
     plan_switches: int = 0
     """Plans put in force so far."""
-    members: tuple[MemberReport, ...] = ()
     missing: tuple[str, ...] = ()
     first_failure: Failure | None = None
     restarts: int = 0

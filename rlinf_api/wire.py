@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport, Ruling
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, Ruling
 
 _STATES: Final = {state: job_pb2.State.Value(state.name) for state in DriverState}
 _STATES_BACK: Final = {number: state for state, number in _STATES.items()}
@@ -36,7 +36,6 @@ def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
     first = report.first_failure
     typed = {
         "state": _STATES[report.state],
-        "members": [job_pb2.Member(**_values(member, MemberReport)) for member in report.members],
         "first_failure": job_pb2.Failure(**_values(first, Failure)) if first else None,
         "goal": goal_to_pb(report.goal) if report.goal else None,
         "rulings": [
@@ -50,7 +49,6 @@ def report_to_pb(report: DriverReport) -> job_pb2.JobStatus:
 def report_from_pb(message: job_pb2.JobStatus) -> DriverReport:
     typed = {
         "state": _STATES_BACK.get(message.state, DriverState.WAITING),
-        "members": tuple(MemberReport(**_values(member, MemberReport)) for member in message.members),
         "missing": tuple(message.missing),
         "silent_agents": tuple(message.silent_agents),
         "metrics": dict(message.metrics),

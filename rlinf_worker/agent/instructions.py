@@ -202,6 +202,8 @@ class Instructions:
             case "commit":
                 self._plan(self.plan.commit(instruction.plan_revision, switch=instruction.commit.switch_number))
             case "abort":
+                aborted = {"plan_revision": instruction.plan_revision, "why": instruction.abort.reason}
+                logger.info("a plan that was prepared is not taken up", extra=aborted)
                 self._plan(self.plan.abort(instruction.plan_revision, switch=instruction.abort.switch_number))
             case None:
                 raise UserError(

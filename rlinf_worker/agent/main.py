@@ -278,8 +278,8 @@ class Agent:
     # --- Holdings: what the driver is told --------------------------------------------------------------------------
     def hello(self, *, highest_driver_attempt: int) -> agents_pb2.Hello:
         who, plan = self._identity, self._instructions.plan
-        held = {worker.id: (worker.attempt, worker.pid) for worker in self._supervisor.held()}
-        held |= {worker: (start.attempt, 0) for worker, start in self._vacancy.waiting.items()}
+        held = {worker.id: worker.attempt for worker in self._supervisor.held()}
+        held |= {worker: start.attempt for worker, start in self._vacancy.waiting.items()}
         return agents_pb2.Hello(
             job_uid=who.job_uid,
             pod=who.pod,
@@ -288,12 +288,9 @@ class Agent:
             ordinal=who.ordinal,
             attempt=who.attempt,
             protocol=names.PROTOCOL,
-            slots=who.slots,
             highest_driver_attempt=highest_driver_attempt,
             workers=[
-                agents_pb2.WorkerState(
-                    worker=said.worker, attempt=held[said.worker][0], pid=held[said.worker][1], progress=said
-                )
+                agents_pb2.WorkerState(worker=said.worker, attempt=held[said.worker], progress=said)
                 for said in self.progress()
             ],
             plan=agents_pb2.PlanState(

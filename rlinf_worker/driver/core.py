@@ -278,7 +278,6 @@ class Driver:
         return pb.Welcome(
             driver_attempt=job.attempt,
             protocol=names.PROTOCOL,
-            plan_revision=job.revision,
             switch_number=self.switch.number,
             channels=channel_specs(self.job),
             world=len(job.members.of_role(record.placed.role)),

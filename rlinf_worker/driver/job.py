@@ -199,16 +199,11 @@ class Job:
         if not condition():
             raise asyncio.CancelledError(f"the driver ended while waiting for {what}")
 
-    def instruct(self, pod: PodKey, *, plan_revision: int | None = None, **kind: Any) -> int:
-        """`instruct(key, stop=agents_pb2.Stop(...))`; the number that its result will bear. It is of the plan in force,
-        where `plan_revision` does not name another."""
+    def instruct(self, pod: PodKey, *, plan_revision: int = 0, **kind: Any) -> int:
+        """`instruct(key, stop=agents_pb2.Stop(...))`; the number that its result will bear. A plan's word names it."""
         self._instructions += 1
         instruction = agents_pb2.Instruction(
-            id=self._instructions,
-            driver_attempt=self.attempt,
-            plan_revision=self.revision if plan_revision is None else plan_revision,
-            roster=self.roster,
-            **kind,
+            id=self._instructions, driver_attempt=self.attempt, plan_revision=plan_revision, **kind
         )
         self.sessions.agents.tell(pod, agents_pb2.DriverMessage(instruction=instruction))
         return self._instructions

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
+
+NOT_READY: Final = ("down", "start", "starting", "load")  # phases of a worker, and states of one that has none
 
 
 class DriverMetrics:
@@ -43,7 +45,10 @@ class DriverMetrics:
         yield counter("rlinf_plan_switches", "Changes of plan by this driver.", driver.switch.count)
         pause = "From the step boundary of the last change of plan until a unit moved."
         yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause.seconds)
-        ready = {(m.worker, m.pod): m.phase not in ("down", "start", "starting", "load") for m in report.members}
+        ready = {
+            (w.placed.id, job.members.pods[w.placed.pod].pod): (w.progress or w.state.value) not in NOT_READY
+            for w in job.members.workers.values()
+        }
         yield gauge("rlinf_worker_ready", "1 where the worker may work.", ready, "worker", "pod")
         cores = {channel: queue.core for channel, queue in driver.exchange.queues.items()}
         units = {(channel, state): n for channel, core in cores.items() for state, n in core.counts.items()}

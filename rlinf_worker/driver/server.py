@@ -31,7 +31,7 @@ from rlinf_worker.driver import status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.flow import would_run
 from rlinf_worker.driver.members import PodKey
-from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.sessions import Refuse, check_protocol
 from rlinf_worker.flows import registry
 from rlinf_worker.uplink import serving as uplink
 from rlinf_worker.uplink.outbox import Outbox, in_frames
@@ -183,6 +183,10 @@ class JobServicer(job_pb2_grpc.JobServicer):
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
         job = self._driver.job
+        try:
+            check_protocol(request.protocol, next="run the operator and the pods of its jobs from one version")
+        except Refuse as refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         while not context.cancelled():
             report = status.report(self._driver)
             last, is_end = report.sequence, job.ended.is_set()
@@ -224,7 +228,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
             return stale
         what = f"plan revision {request.revision}"
         if job.revision == request.revision:
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
+            return job_pb2.PlanResponse(ok=True)
         try:
             plan = _read_plan(request.plan_json)
             placement = plan_rules.check(plan, job.spec, counts=False)
@@ -239,7 +243,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         function = registry.load(job.flow_settings.name)
         problem = await would_run(driver, function, roles=roles)
         if job.revision == request.revision:  # it has come into force meanwhile
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
+            return job_pb2.PlanResponse(ok=True)
         if problem:
             return self._refused(request.revision, problem)
         problem = driver.settled(driver.switch.prepare(plan))
@@ -262,12 +266,12 @@ class JobServicer(job_pb2_grpc.JobServicer):
         return None
 
     async def CommitPlan(self, request: Any, context: Context) -> Any:
-        """Answered at once: a change of plan comes into force at the end of the step. `pause_s`: of one that has."""
+        """Answered at once: a change of plan comes into force at the end of the step."""
         driver, job = self._driver, self._driver.job
         if stale := self._stale(request):
             return stale
         if job.revision == request.revision:
-            return job_pb2.PlanResponse(ok=True, pause_s=driver.switch.pause.seconds)
+            return job_pb2.PlanResponse(ok=True)
         if job.revision:
             problem = driver.settled(driver.switch.commit(request.revision))
             return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)
@@ -303,11 +307,8 @@ class JobServicer(job_pb2_grpc.JobServicer):
                 await job.ended.wait()
         except TimeoutError:
             return job_pb2.DrainResponse(drained=False, message=f"step {job.ledger.committed + 1} did not end in time")
-        return job_pb2.DrainResponse(
-            drained=job.standing.state is not DriverState.FAILED,
-            checkpoint_step=job.saved[0].number if job.saved else 0,
-            message=job.standing.message,
-        )
+        drained = job.standing.state is not DriverState.FAILED
+        return job_pb2.DrainResponse(drained=drained, message=job.standing.message)
 
 
 def _read_plan(text: str) -> RLPlanSpec:

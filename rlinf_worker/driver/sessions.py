@@ -29,11 +29,15 @@ def check_hello(job_uid: str, protocol: int, *, job: str) -> None:
     """The caller is of this job and speaks our protocol; else it is refused."""
     if job_uid != job:
         raise Refuse(f"this is job {job}, the caller is of job {job_uid}", exit_code=names.EXIT_STALE, why="job")
+    check_protocol(protocol, next="run driver and worker pods from images of the same version")
+
+
+def check_protocol(protocol: int, *, next: str) -> None:
+    """An operator, an agent or a worker of another version says another number."""
     if protocol != names.PROTOCOL:
         raise Refuse(
             "the caller speaks another protocol", got=str(protocol), wanted=str(names.PROTOCOL),
-            next="run driver and worker pods from images of the same version", exit_code=names.EXIT_USER_ERROR,
-            why="protocol",
+            next=next, exit_code=names.EXIT_USER_ERROR, why="protocol",
         )  # fmt: skip
 
 

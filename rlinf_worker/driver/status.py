@@ -5,10 +5,8 @@ from __future__ import annotations
 import statistics
 
 from rlinf_api.edits import goal_of
-from rlinf_api.report import DriverReport, MemberReport
+from rlinf_api.report import DriverReport
 from rlinf_worker.driver.core import Driver
-from rlinf_worker.driver.job import Job
-from rlinf_worker.driver.members import WorkerRecord
 
 
 def report(driver: Driver) -> DriverReport:
@@ -31,7 +29,6 @@ def report(driver: Driver) -> DriverReport:
         plan_message=driver.switch.message,
         plan_pause_s=driver.switch.pause.seconds,
         plan_switches=driver.switch.number,
-        members=tuple(_member(job, r) for r in job.members.workers.values()),
         missing=() if job.ended.is_set() else tuple(job.members.missing()),
         first_failure=driver.first_failure,
         restarts=driver.workforce.restarts,
@@ -47,16 +44,4 @@ def report(driver: Driver) -> DriverReport:
         rulings=driver.workforce.toll.rules.standing,
         silent_agents=driver.agents.silent,
         sequence=job.sequence,
-    )
-
-
-def _member(job: Job, record: WorkerRecord) -> MemberReport:
-    pod = job.members.pods[record.placed.pod]
-    return MemberReport(
-        worker=record.placed.id,
-        pod=pod.pod,
-        node=pod.node,
-        attempt=record.attempt,
-        phase=record.progress or record.state.value,
-        restarts=record.restarts,
     )

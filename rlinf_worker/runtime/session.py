@@ -129,7 +129,7 @@ class Replans:
         """With the answer the driver forgets the credit that it knew: what is said anew goes behind it."""
         for queue in self._queues.values():
             queue.into.state_credit_anew()
-        done = pb.Replanned(plan_revision=replan.plan_revision, switch_number=replan.switch_number)
+        done = pb.Replanned(switch_number=replan.switch_number)
         self._host.tell(pb.WorkerMessage(replanned=done))
 
     def on_links(self, links: pb.Links) -> None:

@@ -188,7 +188,7 @@ class GrpcDrivers:
             return
         if known is not None:
             self._end(known[1])
-        request = job_pb2.DrainRequest(deadline_s=deadline_s, checkpoint=True, reason="spec.suspend is true")
+        request = job_pb2.DrainRequest(deadline_s=deadline_s)
         self._drains[key] = target, asyncio.create_task(self._drain(key, target, request), name=f"drain {key}")
 
     async def close(self) -> None:
@@ -317,7 +317,6 @@ class _WatchStream:
 
     def _hear(self, message: job_pb2.JobStatus) -> None:
         was_silent, self._silent_since, self._sign_at = self._silent_since is not None, None, self._clock()
-        message.ClearField("members")  # for people who ask the driver; no pass reads them, and they are most of it
         report, before = wire.report_from_pb(message), self.report
         self.report = report
         if before is None or was_silent or _without_progress(report) != _without_progress(before):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rlinf_api import wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport, Ruling
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal, Ruling
 
 WORDS = st.text(max_size=9)
 NUMBERS = st.integers(0, 1 << 30)
@@ -18,9 +18,6 @@ FAILURES = st.builds(
     reason=WORDS, message=WORDS,
 )  # fmt: skip
 GOALS = st.builds(Goal, steps=NUMBERS, every_steps=NUMBERS, keep=NUMBERS)
-MEMBERS = st.builds(
-    MemberReport, worker=WORDS, pod=WORDS, node=WORDS, attempt=NUMBERS, phase=WORDS, restarts=NUMBERS
-)  # fmt: skip
 RULINGS = st.builds(Ruling, action=WORDS, rule=WORDS, failure=FAILURES)
 OF_A_TYPE = {"bool": st.booleans(), "str": WORDS, "int": NUMBERS, "float": SECONDS}
 
@@ -29,7 +26,7 @@ OF_A_TYPE = {"bool": st.booleans(), "str": WORDS, "int": NUMBERS, "float": SECON
 def reports(draw):
     """Every field is drawn, also one that comes later."""
     known = {
-        "state": st.sampled_from(DriverState), "members": st.lists(MEMBERS, max_size=3).map(tuple),
+        "state": st.sampled_from(DriverState),
         "rulings": st.lists(RULINGS, max_size=3).map(tuple),
         "missing": st.lists(WORDS, max_size=3).map(tuple), "silent_agents": st.lists(WORDS, max_size=3).map(tuple),
         "first_failure": st.none() | FAILURES,

@@ -59,7 +59,7 @@ class Driver:
         return job_pb2.AdjustResponse(ok=not self.refusal, message=self.refusal)
 
     async def drain(self, request, context):
-        self.requests.append(("drain", request.checkpoint))
+        self.requests.append(("drain", request.deadline_s))
         await self.release.wait()
         return job_pb2.DrainResponse(drained=True)
 
@@ -437,7 +437,7 @@ async def test_a_drain_is_started_once_and_waited_for_by_nobody(drivers, folder)
         for _ in range(3):
             client.drain(KEY, target(port), deadline_s=5)
             await asyncio.sleep(0.02)
-        await until(lambda: driver.requests == [("drain", True)])
+        await until(lambda: driver.requests == [("drain", 5.0)])
         driver.release.set()
         await until(lambda: changed == [KEY])
 
@@ -492,5 +492,5 @@ async def test_what_a_driver_is_asked_about_plans_and_drains_is_this(drivers, fo
         changed.clear()
         client.drain(KEY, target(port, attempt=3), deadline_s=7.0)
         await until(lambda: changed)
-        assert asked == [job_pb2.DrainRequest(deadline_s=7.0, checkpoint=True, reason="spec.suspend is true")]
+        assert asked == [job_pb2.DrainRequest(deadline_s=7.0)]
         assert changed == [KEY]

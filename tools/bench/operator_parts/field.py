@@ -186,7 +186,7 @@ class Field:
         control = f"{self.cluster.addresses.hub}:{CONTROL_PORT}"
         words = [sys.executable, "-m", "tools.bench.operator_parts.stub_drivers"]
         words += ["--kubeconfig", str(self.cluster.kubeconfig), "--namespace", self.namespace, "--subnet", subnet]
-        words += ["--pods", str(self.pods), "--control", control]
+        words += ["--control", control]
         hub.start(STUBS, words, env=PYTHON_ENVIRONMENT)
 
         def answers() -> bool:

@@ -38,7 +38,7 @@ from aiohttp import web
 from rlinf_api import names, rpc, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
 from rlinf_api.errors import RLinfError
-from rlinf_api.report import DriverReport, DriverState, MemberReport
+from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.clients import kube
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.metrics import Metrics
@@ -61,17 +61,13 @@ ALLOWED: Final[rpc.Allowed] = {
 class StubDriver(job_pb2_grpc.JobServicer):
     """One job's. A step is a report that differs from the last one as those of a real driver do."""
 
-    def __init__(self, stubs: Stubs, *, job: str, uid: str, attempt: int, pods: int) -> None:
+    def __init__(self, stubs: Stubs, *, job: str, uid: str, attempt: int) -> None:
         self._stubs, self.job, self.attempt = stubs, job, attempt
         self.watched_at: float | None = None
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
-        members = tuple(
-            MemberReport(worker=f"env/{k}", pod=f"{job}-cpu-{k}-a1", node="", attempt=1, phase="step", restarts=0)
-            for k in range(pods)
-        )
         self._report: dict[str, Any] = {
-            "job_uid": uid, "driver_attempt": attempt, "state": DriverState.WAITING, "steps": STEPS, "members": members,
+            "job_uid": uid, "driver_attempt": attempt, "state": DriverState.WAITING, "steps": STEPS,
             "step_seconds": 1.0,
         }  # fmt: skip
 
@@ -144,8 +140,8 @@ class StubDriver(job_pb2_grpc.JobServicer):
 
 
 class Stubs:
-    def __init__(self, api: KubeApi, *, namespace: str, subnet: str, pods: int) -> None:
-        self._api, self._namespace, self._pods = api, namespace, pods
+    def __init__(self, api: KubeApi, *, namespace: str, subnet: str) -> None:
+        self._api, self._namespace = api, namespace
         self._first = int(IPv4Address(subnet))
         self.pace_s = 0.0
         self.drivers: dict[str, StubDriver] = {}
@@ -186,7 +182,7 @@ class Stubs:
         label = meta["labels"]
         self.drivers[meta["name"]] = StubDriver(
             self, job=label[names.LABEL_JOB], uid=label[names.LABEL_JOB_UID],
-            attempt=int(label[names.LABEL_ATTEMPT]), pods=self._pods,
+            attempt=int(label[names.LABEL_ATTEMPT]),
         )  # fmt: skip
         self._wanted.put_nowait(pod)
 
@@ -257,13 +253,12 @@ async def main() -> None:
     parser.add_argument("--kubeconfig", required=True)
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--subnet", required=True, help="first address; the ones after it are given out")
-    parser.add_argument("--pods", type=int, required=True, help="worker pods of a job, for the reports")
     parser.add_argument("--control", required=True, help="host:port of the HTTP control")
     options = parser.parse_args()
     host, _, port = options.control.rpartition(":")
     async with await kube.connect(kubeconfig=options.kubeconfig) as connection:
         api = KubeApi(connection, timeout_s=API_TIMEOUT_S, metrics=Metrics())
-        stubs = Stubs(api, namespace=options.namespace, subnet=options.subnet, pods=options.pods)
+        stubs = Stubs(api, namespace=options.namespace, subnet=options.subnet)
         runner = await control(stubs, host=host, port=int(port))
         try:
             await stubs.run()

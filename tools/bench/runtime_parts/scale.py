@@ -209,7 +209,7 @@ class _Field:
             if not answer.ok:
                 raise BenchError(f"the driver refused the plan: {answer.message}")
         self._is_planned.set()
-        async for _ in stub.Watch(job_pb2.WatchRequest(), timeout=3600):
+        async for _ in stub.Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL), timeout=3600):
             if self._closing:
                 return
         raise BenchError(f"the driver ended: {(self.folder / 'driver.log').read_text()[-1000:]}")
@@ -223,7 +223,7 @@ class _Field:
         async with self._gate:
             agent = agents_pb2_grpc.AgentsStub(await self._dial("pool:sim")).Attach()
             hello = agents_pb2.Hello(
-                job_uid=JOB_UID, pod=f"scale-sim-{number}-a1", pool="sim", ordinal=number, attempt=1, slots=1,
+                job_uid=JOB_UID, pod=f"scale-sim-{number}-a1", pool="sim", ordinal=number, attempt=1,
                 protocol=names.PROTOCOL,
             )  # fmt: skip
             await agent.write(agents_pb2.AgentMessage(hello=hello))

@@ -158,9 +158,7 @@ class Crowd:
         for worker in list(job.members.workers):
             for message in self._told(job.sessions.workers[worker].outbox):
                 if message.WhichOneof("kind") == "replan":
-                    done = pb.Replanned(
-                        plan_revision=message.replan.plan_revision, switch_number=message.replan.switch_number
-                    )
+                    done = pb.Replanned(switch_number=message.replan.switch_number)
                     driver.on_worker_message(worker, pb.WorkerMessage(replanned=done))
         if job.revision != 2 or driver.switch.holds:
             raise BenchError("the plan is not in force")

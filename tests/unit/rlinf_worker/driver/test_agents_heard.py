@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
-from rlinf_api.report import DriverReport, DriverState, Failure, Goal, MemberReport
+from rlinf_api.report import DriverReport, DriverState, Failure, Goal
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import status
 from rlinf_worker.driver.output import Output
@@ -134,11 +134,6 @@ def test_the_report_says_each_fact_under_its_name():
         plan_message="no room",
         plan_pause_s=0.5,
         plan_switches=3,
-        members=(
-            MemberReport(worker="env/0", pod="j-sim-0-a1", node="n7", attempt=5, phase="load", restarts=4),
-            MemberReport(worker="rollout/0", pod="", node="", attempt=0, phase="down", restarts=0),
-            MemberReport(worker="actor/0", pod="", node="", attempt=0, phase="down", restarts=0),
-        ),
         missing=("agent of pod gpu-0", "worker env/0 in pod j-sim-0-a1 on node n7: load"),
         first_failure=Failure(reason="KeyError", message="k"),
         restarts=6,

@@ -147,16 +147,16 @@ def test_weights_are_safe_when_they_are_saved_or_restored_or_nobody_wants_them(u
     assert job.is_saved is is_saved
 
 
-def test_an_instruction_bears_a_number_the_driver_the_roster_and_the_plan_in_force_or_the_named_one():
+def test_an_instruction_bears_a_number_the_driver_and_the_plan_that_it_is_about():
     job, outbox = new(attempt=3), Outbox[Any]()
-    job.placement, job.roster = make_job(revision=7).placement, 5
+    job.placement = make_job(revision=7).placement
     job.sessions.agents.enter(("sim", 0), outbox, 1)
     stop = agents_pb2.Stop(worker="env/0", reason="r")
     assert job.instruct(("sim", 0), stop=stop) == 1
-    assert job.instruct(("sim", 0), plan_revision=0, stop=stop) == 2
+    assert job.instruct(("sim", 0), plan_revision=8, stop=stop) == 2
     assert [m.instruction for m in outbox._messages] == [
-        agents_pb2.Instruction(id=1, driver_attempt=3, plan_revision=7, roster=5, stop=stop),
-        agents_pb2.Instruction(id=2, driver_attempt=3, plan_revision=0, roster=5, stop=stop),
+        agents_pb2.Instruction(id=1, driver_attempt=3, stop=stop),
+        agents_pb2.Instruction(id=2, driver_attempt=3, plan_revision=8, stop=stop),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import names, wire
+from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.report import Failure
 from rlinf_operator.settings import OperatorSettings
 from rlinf_worker.channels.protocol import PolicyVersion
@@ -46,7 +47,7 @@ async def test_an_operator_that_hangs_up_as_soon_as_it_has_read_the_end_has_read
     assert world.driver.job.ended.is_set()
     servicer = server.JobServicer(world.driver, on_plan=lambda: None, seen_end=lambda: seen.append("end"))
     context: Any = SimpleNamespace(cancelled=lambda: False)
-    reports: Any = servicer.Watch(None, context)
+    reports: Any = servicer.Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL), context)
     assert (await anext(reports)).state == wire.report_to_pb(status.report(world.driver)).state
     await reports.aclose()
     assert seen == ["end"]

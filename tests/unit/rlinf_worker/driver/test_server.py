@@ -2,8 +2,10 @@
 
 import asyncio
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
+import grpc
+import grpc.aio
 import pytest
 
 from rlinf_api import names, wire
@@ -12,7 +14,6 @@ from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.errors import InvariantBroken, RetryableError
 from rlinf_api.report import DriverState
-from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import server, status
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.sessions import Refuse
@@ -164,12 +165,11 @@ async def test_the_first_plan_is_prepared_then_committed_and_then_the_flow_runs(
     assert ran == [1], "told again, nothing changes"
 
 
-async def test_a_plan_in_force_is_answered_with_the_pause_that_it_cost():
+async def test_a_plan_in_force_is_answered_at_once():
     world = World(make_job(steps=3))
     await world.run_until(lambda: world.driver.job.ledger.committed == 1)
-    world.driver.switch.pause.seconds = 0.25
     job = servicer(world.driver)
-    expected = job_pb2.PlanResponse(ok=True, pause_s=0.25)
+    expected = job_pb2.PlanResponse(ok=True)
     assert await job.PreparePlan(request(make_job(steps=3)), Mock()) == expected
     assert await job.CommitPlan(request(make_job(steps=3)), Mock()) == expected
 
@@ -242,9 +242,8 @@ async def test_a_change_that_was_not_prepared_is_not_committed_in_a_running_job(
 async def test_a_drain_answers_with_the_end_and_the_checkpoint(monkeypatch):
     one = driver()
     monkeypatch.setattr(one, "drain", lambda: one.job.finish(saved=True))
-    one.job.saved = (PolicyVersion(0, 2), "/c")
     answer = await servicer(one).Drain(job_pb2.DrainRequest(), Mock())
-    assert answer == job_pb2.DrainResponse(drained=True, checkpoint_step=2, message="stopped after step 0 of 3")
+    assert answer == job_pb2.DrainResponse(drained=True, message="stopped after step 0 of 3")
 
 
 async def test_a_job_that_fails_is_not_drained():
@@ -278,7 +277,7 @@ async def test_who_watches_is_told_at_once_and_no_more_once_they_hang_up():
     job = server.JobServicer(one, on_plan=lambda: None, seen_end=lambda: seen.append("end"))
     context = Mock()
     context.cancelled.side_effect = [False, True]
-    reports = job.Watch(Mock(), context)
+    reports = job.Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL), context)
     first = await anext(reports)
     assert first == wire.report_to_pb(status.report(one))
     one.job.ending_at = 1.0  # so that the pause is short
@@ -295,5 +294,22 @@ async def test_who_has_been_told_the_end_is_told_nothing_more():
     one.job.finish(saved=True)
     context = Mock()
     context.cancelled.return_value = False
-    assert len([report async for report in job.Watch(Mock(), context)]) == 1
+    assert len([report async for report in job.Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL), context)]) == 1
     assert seen == ["end"]
+
+
+async def test_an_operator_of_another_version_is_told_so_and_hears_nothing():
+    context = Mock(cancelled=lambda: False, abort=AsyncMock(side_effect=grpc.aio.AbortError))
+    with pytest.raises(grpc.aio.AbortError):
+        await anext(aiter(servicer(driver()).Watch(job_pb2.WatchRequest(protocol=names.PROTOCOL + 1), context)))
+    code, said = context.abort.await_args.args
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert f"another protocol: got {names.PROTOCOL + 1}, wanted {names.PROTOCOL}" in said
+
+
+async def test_a_report_is_as_long_with_many_workers_as_with_few():
+    few, many = (World(make_job(envs=count, steps=9)) for count in (1, 4))
+    await few.run_until(lambda: few.driver.job.ledger.committed == 1)
+    await many.run_until(lambda: many.driver.job.ledger.committed == 1)
+    lengths = [len(wire.report_to_pb(status.report(world.driver)).SerializeToString()) for world in (few, many)]
+    assert abs(lengths[1] - lengths[0]) <= 2, lengths

@@ -85,7 +85,6 @@ class Hello(_message.Message):
     ORDINAL_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    SLOTS_FIELD_NUMBER: _builtins.int
     HIGHEST_DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
@@ -98,7 +97,6 @@ class Hello(_message.Message):
     ordinal: _builtins.int
     attempt: _builtins.int
     protocol: _builtins.int
-    slots: _builtins.int
     highest_driver_attempt: _builtins.int
     driverless_s: _builtins.float
     """since the stream to the last driver ended; 0: there was none"""
@@ -120,7 +118,6 @@ class Hello(_message.Message):
         ordinal: _builtins.int = ...,
         attempt: _builtins.int = ...,
         protocol: _builtins.int = ...,
-        slots: _builtins.int = ...,
         highest_driver_attempt: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerState] | None = ...,
         plan: Global___PlanState | None = ...,
@@ -129,7 +126,7 @@ class Hello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "driverless_s", b"driverless_s", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pool", b"pool", "protocol", b"protocol", "slots", b"slots", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "driverless_s", b"driverless_s", "highest_driver_attempt", b"highest_driver_attempt", "job_uid", b"job_uid", "node", b"node", "ordinal", b"ordinal", "plan", b"plan", "pod", b"pod", "pool", b"pool", "protocol", b"protocol", "turns", b"turns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,12 +165,10 @@ class WorkerState(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """role/number"""
     attempt: _builtins.int
-    pid: _builtins.int
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -181,12 +176,11 @@ class WorkerState(_message.Message):
         *,
         worker: _builtins.str = ...,
         attempt: _builtins.int = ...,
-        pid: _builtins.int = ...,
         progress: Global___Progress | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "pid", b"pid", "progress", b"progress", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "progress", b"progress", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,7 +557,6 @@ class Instruction(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
-    ROSTER_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     LEASE_SETS_FIELD_NUMBER: _builtins.int
@@ -575,7 +568,7 @@ class Instruction(_message.Message):
     id: _builtins.int
     driver_attempt: _builtins.int
     plan_revision: _builtins.int
-    roster: _builtins.int
+    """of prepare, commit and abort"""
     @_builtins.property
     def start(self) -> Global___Start: ...
     @_builtins.property
@@ -598,7 +591,6 @@ class Instruction(_message.Message):
         id: _builtins.int = ...,
         driver_attempt: _builtins.int = ...,
         plan_revision: _builtins.int = ...,
-        roster: _builtins.int = ...,
         start: Global___Start | None = ...,
         stop: Global___Stop | None = ...,
         lease_sets: Global___LeaseSets | None = ...,
@@ -610,7 +602,7 @@ class Instruction(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "kind", b"kind", "lease_sets", b"lease_sets", "leave", b"leave", "prepare", b"prepare", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "driver_attempt", b"driver_attempt", "id", b"id", "kind", b"kind", "lease_sets", b"lease_sets", "leave", b"leave", "plan_revision", b"plan_revision", "prepare", b"prepare", "roster", b"roster", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "commit", b"commit", "driver_attempt", b"driver_attempt", "id", b"id", "kind", b"kind", "lease_sets", b"lease_sets", "leave", b"leave", "plan_revision", b"plan_revision", "prepare", b"prepare", "start", b"start", "stop", b"stop", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "stop", "lease_sets", "turn", "prepare", "commit", "abort", "leave"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -877,6 +869,7 @@ class Abort(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """for the agent's log"""
     switch_number: _builtins.int
     def __init__(
         self,

@@ -811,19 +811,16 @@ class Replanned(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PLAN_REVISION_FIELD_NUMBER: _builtins.int
     SWITCH_NUMBER_FIELD_NUMBER: _builtins.int
-    plan_revision: _builtins.int
     switch_number: _builtins.int
     def __init__(
         self,
         *,
-        plan_revision: _builtins.int = ...,
         switch_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_revision", b"plan_revision", "switch_number", b"switch_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["switch_number", b"switch_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1226,10 +1223,8 @@ class Welcome(_message.Message):
 
     DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    PLAN_REVISION_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
     FLOW_JSON_FIELD_NUMBER: _builtins.int
-    ROSTER_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_KEEP_FIELD_NUMBER: _builtins.int
@@ -1239,7 +1234,6 @@ class Welcome(_message.Message):
     ALLOTMENT_FIELD_NUMBER: _builtins.int
     driver_attempt: _builtins.int
     protocol: _builtins.int
-    plan_revision: _builtins.int
     flow_json: _builtins.str
     """name, config, steps, maxStaleness, seed"""
     checkpoint_uri: _builtins.str
@@ -1250,8 +1244,6 @@ class Welcome(_message.Message):
     """of the switch that brought the plan in force"""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelSpec]: ...
-    @_builtins.property
-    def roster(self) -> Global___Roster: ...
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]: ...
     @_builtins.property
@@ -1265,10 +1257,8 @@ class Welcome(_message.Message):
         *,
         driver_attempt: _builtins.int = ...,
         protocol: _builtins.int = ...,
-        plan_revision: _builtins.int = ...,
         channels: _abc.Iterable[Global___ChannelSpec] | None = ...,
         flow_json: _builtins.str = ...,
-        roster: Global___Roster | None = ...,
         checkpoint_uri: _builtins.str = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         checkpoint_keep: _builtins.int = ...,
@@ -1277,9 +1267,9 @@ class Welcome(_message.Message):
         gangs: _abc.Iterable[_builtins.str] | None = ...,
         allotment: Global___Allotment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "gangs", b"gangs", "plan_revision", b"plan_revision", "protocol", b"protocol", "roster", b"roster", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allotment", b"allotment", "channels", b"channels", "checkpoint_keep", b"checkpoint_keep", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "facts", b"facts", "flow_json", b"flow_json", "gangs", b"gangs", "protocol", b"protocol", "switch_number", b"switch_number", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,40 +85,6 @@ class WatchRequest(_message.Message):
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
-class Member(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_FIELD_NUMBER: _builtins.int
-    POD_FIELD_NUMBER: _builtins.int
-    NODE_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    PHASE_FIELD_NUMBER: _builtins.int
-    RESTARTS_FIELD_NUMBER: _builtins.int
-    worker: _builtins.str
-    pod: _builtins.str
-    node: _builtins.str
-    attempt: _builtins.int
-    phase: _builtins.str
-    restarts: _builtins.int
-    def __init__(
-        self,
-        *,
-        worker: _builtins.str = ...,
-        pod: _builtins.str = ...,
-        node: _builtins.str = ...,
-        attempt: _builtins.int = ...,
-        phase: _builtins.str = ...,
-        restarts: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "node", b"node", "phase", b"phase", "pod", b"pod", "restarts", b"restarts", "worker", b"worker"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Member: _TypeAlias = Member  # noqa: Y015
-
-@_typing.final
 class Failure(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -189,7 +155,6 @@ class JobStatus(_message.Message):
     BRANCH_FIELD_NUMBER: _builtins.int
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
     PLAN_PREPARED_FIELD_NUMBER: _builtins.int
-    MEMBERS_FIELD_NUMBER: _builtins.int
     FIRST_FAILURE_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -244,8 +209,6 @@ class JobStatus(_message.Message):
     scheduler_away: _builtins.bool
     """it took no answer for the last profile, however often it was sent"""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
-    @_builtins.property
     def first_failure(self) -> Global___Failure: ...
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
@@ -276,7 +239,6 @@ class JobStatus(_message.Message):
         branch: _builtins.int = ...,
         plan_revision: _builtins.int = ...,
         plan_prepared: _builtins.int = ...,
-        members: _abc.Iterable[Global___Member] | None = ...,
         first_failure: Global___Failure | None = ...,
         restarts: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -300,7 +262,7 @@ class JobStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "members", b"members", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,20 +409,17 @@ class PlanResponse(_message.Message):
 
     OK_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
-    PAUSE_S_FIELD_NUMBER: _builtins.int
     ok: _builtins.bool
     message: _builtins.str
-    pause_s: _builtins.float
     def __init__(
         self,
         *,
         ok: _builtins.bool = ...,
         message: _builtins.str = ...,
-        pause_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "ok", b"ok", "pause_s", b"pause_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "ok", b"ok"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,21 +430,15 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEADLINE_S_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
     deadline_s: _builtins.float
-    checkpoint: _builtins.bool
-    reason: _builtins.str
     def __init__(
         self,
         *,
         deadline_s: _builtins.float = ...,
-        checkpoint: _builtins.bool = ...,
-        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "deadline_s", b"deadline_s", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,21 +449,18 @@ class DrainResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DRAINED_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_STEP_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     drained: _builtins.bool
-    checkpoint_step: _builtins.int
     message: _builtins.str
     def __init__(
         self,
         *,
         drained: _builtins.bool = ...,
-        checkpoint_step: _builtins.int = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_step", b"checkpoint_step", "drained", b"drained", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
