@@ -40,7 +40,8 @@ from rlinf_operator.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 STRICT: Final = {"fieldValidation": "Strict"}
-"""Of each write: a field that the API server does not know, or one that stands twice, is an error and never dropped."""
+"""What each write asks for: a field that the API server does not know, or one that stands twice, is an error and never
+dropped."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA_WATCH: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"

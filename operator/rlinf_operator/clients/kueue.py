@@ -233,7 +233,7 @@ def place_of(found: Manifest, *, shares: Mapping[str, Share]) -> PlaceInQueue:
 
 
 def _fewer(found: Manifest) -> Iterator[str]:
-    """Of pod sets that were admitted in part."""
+    """How many pods each pod set that was admitted in part was given, in words."""
     assigned = ((found.get("status") or {}).get("admission") or {}).get("podSetAssignments") or []
     counts = {one["name"]: int(one.get("count") or 0) for one in assigned}
     for asked in (found.get("spec") or {}).get("podSets") or []:

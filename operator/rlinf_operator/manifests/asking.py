@@ -50,7 +50,7 @@ class PodGang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Of one pod set: how many pods may run, and what each must have for the nodes that were chosen."""
+    """What one pod set was granted: how many pods may run, and what each must have for the nodes that were chosen."""
 
     count: int
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class PlaceInQueue:
     message: str = ""
     """The provider's own words."""
     shares: Mapping[str, Share] = field(default_factory=dict)
-    """Of each pod set, once granted."""
+    """What each pod set was granted, by its name; empty before."""
     gang: PodGang | None = None
     """None: the provider counts quota, and places no pod."""
 
@@ -134,8 +134,9 @@ def pod_sets(
     fewest: Mapping[str, int] | None = None,
     settings: OperatorSettings,
 ) -> tuple[PodSet, ...]:
-    """Of the driver, and of each pool that has pods. One of them may shrink, as Kueue takes one at most: the one with
-    the most pods to spare. `fewest`: pods of a pool below which there is no plan, beside what its bounds say."""
+    """The pod sets of the driver, and of each pool that has pods. One of them may shrink, as Kueue takes one at most:
+    the one with the most pods to spare. `fewest`: pods of a pool below which there is no plan, beside what its bounds
+    say."""
 
     def least_of(pool: PoolSpec) -> int:
         return max(1, as_range(pool.pods).min, (fewest or {}).get(pool.name, 0))

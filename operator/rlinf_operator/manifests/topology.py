@@ -33,7 +33,7 @@ def of(spec: RLJobSpec, pool: str) -> tuple[TopologySpec, tuple[str, ...]] | Non
 
 
 def asked(spec: RLJobSpec, pool: str) -> dict[str, str]:
-    """Of a queue that knows topologies, for the pods of one pool.
+    """What a queue that knows topologies is asked for, for the pods of one pool.
 
     {"required": "example.com/rack"}
     """

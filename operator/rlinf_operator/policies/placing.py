@@ -63,7 +63,7 @@ class Placing:
 
 
 def judge(before: PlacementStatus | None, seen: Placed, *, timeout_s: float, uid: str, now: datetime) -> Placing:
-    """Of a job that may have pods."""
+    """How a job that may have pods is placed, and whether it is to give them back."""
     if not seen.needed:  # nobody knows yet
         return Placing(memory=before)
     if not seen.lacking:
@@ -85,7 +85,8 @@ def judge(before: PlacementStatus | None, seen: Placed, *, timeout_s: float, uid
 
 
 def gate(before: PlacementStatus | None, *, said: str, pods_left: bool, now: datetime) -> QueueGate | None:
-    """Of a job that gave its pods back, until it tries again: closed. `said`: why it did. `pods_left`: of that try."""
+    """The gate of a job that gave its pods back: closed until it tries again. `said`: why it gave them back.
+    `pods_left`: whether some of that try are left. None: nothing closes it."""
     again_at = times.parse(before.next_try) if before is not None else None
     if again_at is None:
         return None

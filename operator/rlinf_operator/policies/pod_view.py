@@ -42,11 +42,11 @@ class PodView:
     life: int = 1
     inputs: str = ""
     phase: str = "Pending"
-    """Of the main container, as above."""
+    """The phase of the main container, by the table above."""
     lingers: bool = False
     """The main container has ended and the pod has not: another container keeps it."""
     ready: bool = False
-    """The main container is, on a node that is heard of."""
+    """Whether the main container is ready, on a node that is heard of."""
     node: str = ""
     ip: str = ""
     created_at: datetime

@@ -47,11 +47,11 @@ class QueueGate:
     reason: Reason
     message: str
     shares: Mapping[str, Share] = field(default_factory=dict)
-    """Of each pod set; empty where no queue counts them."""
+    """What each pod set was granted, by its name; empty where no queue counts them."""
     gang: PodGang | None = None
-    """That the first pods of a life belong to."""
+    """The group that the first pods of a life belong to."""
     look_again_s: float | None = None
-    """When it may open although nobody tells; None: who closed it tells."""
+    """In how many seconds it may open although nobody tells; None: who closed it tells."""
 
     def most(self) -> dict[str, int] | None:
         """Pods that each pool may have; None: as many as its plan wants."""
@@ -154,9 +154,10 @@ def asks(view: QueueView, *, wanted: str) -> OrderKind | None:
 
 
 def of_running(view: QueueView | None, *, has_pods: bool, ready: bool, lacks: str = "") -> QueueOrder | None:
-    """Of a job that may have pods. A provider that waits for pods to be ready evicts those that nobody calls so. It is
-    told when they are, and afterwards of a pod that is lacking with no prospect (`lacks` says why); those that start
-    anew are none of its business. A job whose label was taken off leaves once it has no pods that count there."""
+    """What a queue is told of a job that may have pods. A provider that waits for pods to be ready evicts those that
+    nobody calls so. It is told when they are, and afterwards of a pod that is lacking with no prospect (`lacks` says
+    why); those that start anew are none of its business. A job whose label was taken off leaves once it has no pods
+    that count there."""
     if view is not None and not view.queue and not _counts_its_pods(view, has_pods=has_pods):
         return leaves(view, pods_left=False)
     place = view.place if view is not None else None
@@ -168,8 +169,8 @@ def of_running(view: QueueView | None, *, has_pods: bool, ready: bool, lacks: st
 
 
 def leaves(view: QueueView | None, *, pods_left: bool) -> QueueOrder | None:
-    """Of a job that does not want to run: one that its user, or a rule, suspends. A place that somebody deactivated is
-    kept: who suspends a job and takes that back would activate it otherwise."""
+    """The order by which a job that its user, or a rule, suspends leaves its queue. A place that somebody deactivated
+    is kept: who suspends a job and takes that back would activate it otherwise."""
     place = view.place if view is not None else None
     if place is None or pods_left or place.standing in (QueueStanding.STOPPED, QueueStanding.GOING):
         return None
@@ -199,7 +200,8 @@ def exceeds(pods: Mapping[str, int], most: Mapping[str, int] | None) -> str:
 
 
 def leaves_placing(gate: QueueGate) -> QueueGate:
-    """Of a job that has a queue, and spec.allOrNothing: quota would count for pods that it gave back."""
+    """The gate of a job that has a queue, and spec.allOrNothing, which is left to the queue: quota would count for pods
+    that it gave back."""
     said = f"{gate.message}; spec.allOrNothing is left to the queue, which admits all pods or none"
     return replace(gate, message=said)
 

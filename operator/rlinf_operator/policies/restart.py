@@ -34,7 +34,7 @@ class Restart:
 
     @property
     def life(self) -> int:
-        """Of an entry that restarts the whole job: as which life. 0: it is of a pod."""
+        """The number of the life that this restart of the whole job begins; 0: the entry is of a pod."""
         number = self.pod.removeprefix(_LIFE)
         return int(number) if self.pod.startswith(_LIFE) and number.isdecimal() else 0
 

@@ -40,7 +40,7 @@ def keeps(name: str, status: RLJobStatus) -> bool:
 
 
 def as_it_began(status: RLJobStatus) -> RuntimeView | None:
-    """Of a job that is over, or at work while nobody says what stands there by now."""
+    """The runtime that a job began with, where it is over, or at work while nobody says what stands there by now."""
     return _kept(status.runtime) if status.runtime is not None else None
 
 

@@ -37,7 +37,7 @@ PER_PASS = 128
 """Pods that one pass makes. 128: a second of all that a small API server takes; most jobs are made in one pass. No
 other pod is rendered: what a pass computes, all jobs wait for, and 2,000 manifests are a quarter of a second."""
 HOPELESS = (Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.PODS_MISSING)
-"""Of PodsReady: a pod that is needed is not there and does not just start."""
+"""Reasons of PodsReady: a pod that is needed is not there and does not just start."""
 LOOKS_AGAIN_S = 15.0
 """How often a job that waits looks whether its RLRuntime is there, and right, by now. 15 s: a person who repairs one
 looks at the job next; a thousand jobs that wait for one are one call each second."""
@@ -406,7 +406,7 @@ def _render(
 
 
 def _pod_name(job: metadata.JobMeta, place: PodPlace, attempt: int) -> str:
-    """Of one that is not rendered."""
+    """The name of a pod that is not rendered."""
     if not place.pool:
         return names.driver_pod(job.name, attempt)
     return names.worker_pod(job.name, place.pool, ordinal=place.ordinal, attempt=attempt)
@@ -461,7 +461,7 @@ def _wanted(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
 
 
 def _actions(found: Pods) -> tuple[str, ...]:
-    """Of rules that were met."""
+    """The actions of the rules that were met."""
     return tuple(str(ruled.met.action) for ruled in found.ruled if ruled.met.key != rules.NO_RULE)
 
 

@@ -48,7 +48,7 @@ def of_transition(before: RLJobStatus, after: RLJobStatus) -> tuple[Event, ...]:
 
 
 def of_plan(before: RLJobStatus, after: RLJobStatus, plans: Iterable[PlanView]) -> tuple[Event, ...]:
-    """Of a plan that has come into force, with its reason; of the first one Running tells."""
+    """The event of a plan that has come into force, with its reason; condition Running tells of the first plan."""
     name = after.plan.current
     if name == before.plan.current or not before.plan.current:
         return ()
@@ -87,7 +87,7 @@ def of_adjusted(adjust: Adjust) -> Event:
 
 
 def of_roll(deleted: Iterable[DeletePod]) -> tuple[Event, ...]:
-    """Of live pods that go because what they were made from changed, or by a rule: one for each reason.
+    """The events of live pods that go because what they were made from changed, or by a rule: one for each reason.
 
     >>> old = [DeletePod(name=f"a-cpu-{n}-a1", uid="u", why="spec.seed changed", makes_room="x") for n in (0, 1)]
     >>> [event.message for event in of_roll(old)]

@@ -81,7 +81,7 @@ class _Pace:
     finished: bool = False
     passed_at: float = 0.0
     pods: int = 0
-    """That the last pass saw."""
+    """How many the last pass saw."""
     left_status_uid: str = ""
     """Uid of a job a pass over which left its status to the next: once, or a plan of no use would never be told of."""
     going_uid: str = ""
@@ -331,8 +331,8 @@ class Reconciler:
             pause_s = min(self._settings.retry_max_s, 2 * pause_s)
 
     async def _resync(self) -> None:
-        """Of each job that was passed over once. Of the finished ones, of which a cluster may keep thousands and which
-        change no more, FINISHED_PER_S: those that wait longest."""
+        """Enqueues each job that had a pass. Of the finished ones, of which a cluster may keep thousands and which
+        change no more, it takes FINISHED_PER_S a second: those that wait longest."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
             jobs = [key for key, memory in self._memory.items() if not memory.finished]

@@ -110,7 +110,7 @@ async def _runtime(job: Manifest, status: RLJobStatus, platform: Runtimes) -> Ru
 
 
 async def _no_queue() -> None:
-    """Of a run without queues."""
+    """What a run without queues knows of a job's place in one: nothing."""
 
 
 def read_status(manifest: Manifest) -> RLJobStatus:

@@ -32,7 +32,8 @@ from rlinf_operator.reconcile.state import DeletePod, Observed
 from rlinf_operator.settings import OperatorSettings
 
 SILENT_GRACE_S = 1
-"""Of a pod whose agent is silent. Not 0: the API server would forget a pod that its node still runs."""
+"""The grace period of a pod whose agent is silent, in seconds. Not 0: the API server would forget a pod that its node
+still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Wanted:
     window_s: float
     rules: tuple[FailureRule, ...] = ()
     roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of each pool: whose failure one of its pods is that names nobody."""
+    """The roles of each pool, by its name: a failure of its pods that names nobody is theirs."""
     told: Mapping[str, Ruled] = field(default_factory=dict)
     """What the driver says of pods that live, by name: a worker of theirs met a rule, or their agent is silent, and the
     pod is to be replaced."""
@@ -320,7 +321,7 @@ def _made_room(entry: Restart, stem: str) -> bool:
 
 
 def _by_stem(entries: Iterable[Restart]) -> dict[str, list[Restart]]:
-    """Of each place, by what its pods are called without their attempt."""
+    """The entries of each place, by what its pods are called without their attempt."""
     found: dict[str, list[Restart]] = {}
     for entry in entries:
         stem, _, attempt = entry.pod.rpartition("-a")

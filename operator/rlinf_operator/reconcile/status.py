@@ -51,11 +51,11 @@ _DRIVERS = frozenset({
 })  # fmt: skip
 """What conditions know from the driver alone, be it by its silence."""
 _JUDGED = frozenset({Reason.PROFILED, Reason.UNFIT, Reason.SCHEDULER_UNAVAILABLE})
-"""Of a plan of which enough steps were measured."""
+"""What condition Profiled says of a plan of which enough steps were measured."""
 _UNWELL = frozenset({
     Reason.TURNS_WITHOUT_ITEMS, Reason.MEMORY_KEPT, Reason.LOGPROB_MISMATCH, Reason.NOTHING_LEARNT, Reason.STALLED,
 })  # fmt: skip
-"""That a driver says of a job whose steps go on, or should."""
+"""What a driver says of a job whose steps go on, or should."""
 PROGRESS_FIELDS = ("step", "policy_version", "progress_percentage", "estimated_remaining_seconds", "metrics")
 _COUNTED_DOWN = frozenset({
     (JobCondition.PODS_READY, Reason.PODS_STARTING),
@@ -109,7 +109,7 @@ def needed(wanted: Wanted, choice: PlanChoice) -> list[PodPlace]:
 
 
 def queued(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> None:
-    """Of a job that its queue lets have no pods. Its first plan says how many it asks for."""
+    """The status of a job that its queue lets have no pods. Its first plan says how many it asks for."""
     if draft.old.attempt:
         draft.stop()
     else:
@@ -170,7 +170,7 @@ def ended(draft: Draft, pods: Pods, report: DriverReport | None) -> None:
 
 
 def left_alone(draft: Draft, *, why: Reason, pods: Pods, driver: PodView | None, report: DriverReport | None) -> None:
-    """For a job whose spec is not valid, for the reason `why`: what became of its pods, and what its driver says."""
+    """The status of a job whose spec is not valid, by reason `why`: what became of its pods, what its driver says."""
     stands = _driver_spoke_before(draft, pods, report)
     if pods.waiting:
         message = f"no pod is left of {_names(pods.waiting)}, and none is made before the spec is valid: see Valid"
