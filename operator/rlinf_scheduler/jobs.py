@@ -49,21 +49,21 @@ TOLD: Final = frozenset({"Unfit", "Best", "NotWorthIt", "NoneLeft"})
 
 @dataclass(slots=True)
 class _Heard:
-    """Of one job."""
+    """What is known of one job."""
 
     namespace: str
     reports: list[Profile] = field(default_factory=list)
     killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED
-    """Under which plan's revision, and how many of each role, for memory."""
+    """Workers that were killed for memory: under which plan's revision, and how many of each role."""
     considered: int = 0
     """The last step up to which no better plan was found."""
     generation: int = 0
-    """Of the spec that was looked at then."""
+    """The generation of the spec that was looked at then."""
     again_at: float = 0.0
     """When all candidates are looked at again, as there may be nodes for more pods."""
     said: Stay | None = None
     told: tuple[int, str] = (0, "")
-    """Of which plan's revision, and what, stands at it."""
+    """The plan that was told last why it stays, by its revision, and the code that stands at it."""
     keep_at: float = 0.0
     """From when on, by the loop's clock, it is kept although no decision has learnt anything; 0: it never was."""
 
@@ -134,13 +134,13 @@ class Jobs:
         return tuple(next(found, ())) or self._given.get(key, ())
 
     def remember(self, profiles: tuple[Profile, ...]) -> None:
-        """Of a job that this process has heard nothing of; one at least, all with one key."""
+        """Keeps the profiles of a job that this process has heard nothing of; one at least, all with one key."""
         self._given[profiles[-1].key] = profiles
         while len(self._given) > MAX_GIVEN:
             self._given.popitem(last=False)
 
     def knows_plan(self, profile: Profile) -> bool:
-        """Something was measured under it before."""
+        """Whether something was measured under its plan before."""
         return any(known.revision == profile.revision for known in self.of(profile.job.uid))
 
     def said(self, job_uid: str) -> Stay | None:
@@ -296,8 +296,8 @@ def _conditions(plan: Manifest) -> list[Condition]:
 
 
 async def fewest_of(spec: RLJobSpec, plan: RLPlanSpec, manifest: Manifest) -> dict[str, int]:
-    """Of a job that has a queue: how few pods of each pool it could be given. Some first plans, perhaps of thousands of
-    pods: in a thread."""
+    """How few pods of each pool a job could be given, where it has a queue. It takes some first plans, perhaps of
+    thousands of pods: in a thread."""
     if not (manifest["metadata"].get("labels") or {}).get(names.LABEL_QUEUE):
         return {}
     return await asyncio.to_thread(fewest_pods, spec, {pool.name: pool.pods for pool in plan.pools})

@@ -77,7 +77,8 @@ class KeptProfiles:
         return tuple(spec.reports) if spec.key == key else ()
 
     async def write(self, reports: Sequence[Profile], *, namespace: str) -> bool:
-        """Of one job, at least one. The newest one's key counts. False: it is not there, and the log says why."""
+        """Stores reports of one job, at least one. The newest one's key counts. False: it is not there, and the log
+        says why."""
         spec = _fitting(reports)
         name = names.profile_name(reports[-1].key)
         where = {"profile": f"{namespace}/{name}"}

@@ -22,8 +22,8 @@ STRICT: Final = "Strict"
 """fieldValidation of each write: a field that the API server does not know is an error and never dropped."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 MAX_PLANS: Final = 500
-"""Of one list: of a job's plans the operator keeps 16 of the scheduler's, and people seldom write a dozen; of a
-namespace's profiles the scheduler keeps 50."""
+"""The most objects of one list: of a job's plans the operator keeps 16 of the scheduler's, and people seldom write a
+dozen; of a namespace's profiles the scheduler keeps 50."""
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 

@@ -32,7 +32,7 @@ class Bounds:
 
     @cached_property
     def _totals(self) -> dict[str, float]:
-        """Of the sizes of a step's units, of the mean step."""
+        """The sizes of a step's units added up, by role, for the mean step."""
         found = {}
         for role in self.problem.roles:
             found[role.name] = 0.0

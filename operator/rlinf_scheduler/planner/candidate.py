@@ -17,14 +17,14 @@ from typing import Final
 from rlinf_scheduler.planner.problem import PlanProblem
 
 MAX_STAGES: Final = 64
-"""Of a front worker's questions under way: more than its answerers keep apart."""
+"""The most questions of a front worker that are under way: more than its answerers keep apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
     role: str
     workers: tuple[int, ...]
-    """In each pool of the problem."""
+    """How many there are in each pool of the problem."""
     until: int = 0
     """Units, rounds of a gang, that end the turn; 0: the end of the step."""
 
@@ -32,7 +32,7 @@ class PlannedTurn:
 @dataclass(frozen=True, slots=True)
 class Region:
     slots: tuple[int, ...]
-    """Of each pool of the problem."""
+    """How many there are in each pool of the problem."""
     turns: tuple[PlannedTurn, ...]
 
 
@@ -47,9 +47,9 @@ class Choice:
     depth: int = 2
     option: int = 0
     stays: bool = False
-    """Resident while others have the turn, or else offloaded."""
+    """Whether the role is resident while others have the turn; else it is offloaded."""
     stages: int = 1
-    """Of a cycle's front: sub-batches, or units, of each of its workers that are under way at once."""
+    """Sub-batches, or units, of each worker of a cycle's front that are under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,12 @@ def too_much(problem: PlanProblem, region: Region, choices: Mapping[str, Choice]
 
 
 def pods(problem: PlanProblem, candidate: Candidate) -> tuple[int, ...]:
-    """Of each pool: those that hold the candidate's slots, and those that are there anyway."""
+    """The pods of each pool: those that hold the candidate's slots, and those that are there anyway."""
     used = [sum(region.slots[at] for region in candidate.regions) for at in range(len(problem.pools))]
     return tuple(max(pool.least_pods, -(-n // pool.slots_per_pod)) for pool, n in zip(problem.pools, used, strict=True))
 
 
 def paid(problem: PlanProblem, candidate: Candidate) -> int:
-    """Slots of these pods."""
+    """The slots that the candidate's pods have."""
     of_pools = zip(problem.pools, pods(problem, candidate), strict=True)
     return sum(min(pool.slots, n * pool.slots_per_pod) for pool, n in of_pools)

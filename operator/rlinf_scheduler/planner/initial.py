@@ -110,8 +110,8 @@ def initial(
 
 
 def fewest_pods(spec: RLJobSpec, pods: Mapping[str, int]) -> dict[str, int]:
-    """Of each pool that has more pods than it must have: how few a first plan could do with, while the other pools have
-    `pods`. What a queue may admit in part.
+    """How few pods a first plan could do with of each pool that has more than it must have, while the other pools have
+    `pods`. A queue may admit as few.
 
     >>> pools = [{"name": "cpu", "roles": ["env"], "pods": {"min": 1, "max": 9}, "slots": {"perPod": 2}}]
     >>> role = {"name": "env", "kind": "m:E", "workers": {"min": 3, "max": 9}}

@@ -92,9 +92,10 @@ class RoleCosts:
     split, or put together, evenly and in the order of their keys: of 8 and 64 each makes 8, of 64 and 8 each 8 make
     one, which is there when the last of them is."""
     tokens: float = 0.0
-    """Of a mean unit, where its time goes by them and `sizes` are theirs: for who reads it."""
+    """The tokens of a mean unit, where its time goes by them and `sizes` are theirs: for who reads it."""
     sizes: tuple[float, ...] = (1.0,)
-    """Of the units of a step, relative to the mean, in the order of their keys; repeated where there are more units."""
+    """The sizes of the units of a step, relative to the mean, in the order of their keys; repeated where there are more
+    units."""
     later_sizes: tuple[tuple[float, ...], ...] = ()
     """The same of the steps behind it. A long tail differs from step to step, and a prediction is of the mean step;
     the steps behind the last one begin with the first again."""
@@ -155,7 +156,7 @@ class QueueEdge:
     producer: str
     consumer: str
     name: str = ""
-    """Of the channel; empty: both roles', with a dash."""
+    """The channel's name; empty: both roles' names with a dash."""
 
     @property
     def channel(self) -> str:
@@ -193,7 +194,7 @@ class Pool:
     name: str
     slots: int
     memory_mib: float = 0.0
-    """Of a slot. 0: not known, and taken to suffice."""
+    """The memory of a slot, in MiB. 0: not known, and taken to suffice."""
     roles: tuple[str, ...]
     speed: float = 1.0
     slots_per_pod: int = MAX_SLOTS
@@ -246,7 +247,7 @@ class PlanProblem:
 
     @cached_property
     def units(self) -> dict[str, int]:
-        """Of a step, by role."""
+        """The units of a step, by role."""
         found = {role.name: role.items or self.items for role in self.roles}
         return found | {cycle.back: found[cycle.front] for cycle in self.cycles}
 
@@ -261,8 +262,8 @@ class PlanProblem:
         return replace(self, roles=roles, pins={})
 
     def price(self, slots: int) -> float:
-        """Of a step of one millisecond on so many slots, as a logarithm. A further slot must save `min_gain_per_slot`;
-        with CostPerStep its own share, where that is more.
+        """The price of a step of one millisecond on so many slots, as a logarithm. A further slot must save
+        `min_gain_per_slot`; with CostPerStep its own share, where that is more.
 
         >>> p = PlanProblem(roles=(), edges=(), pools=(), items=1, objective=Objective.COST_PER_STEP)
         >>> round(p.price(8) - p.price(4), 3)  # twice the slots: worth it where a step takes less than half as long

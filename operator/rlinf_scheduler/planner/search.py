@@ -46,21 +46,21 @@ FEWEST_RUNS: Final = 16
 """A plan is worth at least so many simulations, also where a run is long: a step of many units that go round and round
 takes more moves than EFFORT by itself."""
 MORE_EFFORT: Final = 300_000
-"""Up to FEW_SLOTS slots, with staleness twice as much, as a run has more steps."""
+"""The same up to FEW_SLOTS slots; with staleness twice as much, as a run has more steps."""
 ALL_DIVISIONS: Final = 6_000
 """Ways to divide slots, over all layouts, that are all looked at; more are sought from the balanced one of each."""
 FEW_LAYOUTS: Final = 80
 """Up to so many layouts all divisions of each may be looked at; of more, the balanced one alone."""
 CLIMBED: Final = 3
-"""Of the best layouts, from how many better ones are sought step by step."""
+"""The number of the best layouts from which better ones are sought step by step."""
 PROMISING: Final = 8
-"""Of a layout, candidates of the least bounds among which the estimate chooses."""
+"""Candidates of one layout, those of the least bounds, among which the estimate chooses."""
 BOTH: Final = 3
 """Layouts of which whole micro-batches and small ones are run; of further ones those which the estimate prefers."""
 WORSE: Final = 1.5
 """Times the best one's period that a run of another layout may last, to be told of as a runner-up."""
 LATER: Final = 1.02
-"""On the estimate of what rarely brings anything: another order, a turn that ends early."""
+"""A factor on the estimate of what rarely brings anything: another order, a turn that ends early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RunnerUp:
     candidate: Candidate
     prediction: Prediction
     pods: tuple[int, ...]
-    """Of each pool of the problem."""
+    """How many there are in each pool of the problem."""
     lost_because: LostBecause
 
 
@@ -85,7 +85,7 @@ class Found:
     effort: int = 0
     """Moves of units and turns in them."""
     runners_up: tuple[RunnerUp, ...] = ()
-    """Of others, in their order: what an RLPlan tells of them."""
+    """What an RLPlan tells of `others`, in their order."""
 
 
 def plan(
@@ -215,7 +215,7 @@ class _Search:
                 runs.effort = max(runs.effort, before)
 
     def _most_promising(self) -> dict[Layout, tuple[float, float, int, Candidate]]:
-        """Of each layout: the estimate, the least score, the number of the offer, the candidate."""
+        """The best candidate of each layout: the estimate, the least score, the number of the offer, the candidate."""
         found: dict[Layout, tuple[float, float, int, Candidate]] = {}
         of_layout: dict[Layout, list[tuple[float, int, Candidate]]] = {}
         for entry in self._queue:

@@ -28,22 +28,23 @@ from rlinf_scheduler.planner.simulation.clock import Aborted
 from rlinf_scheduler.planner.simulation.steps import SimJob
 
 MOST_STEPS: Final = 24
-"""With staleness, behind those that fill the pipeline; where they never repeat, the later half is the answer."""
+"""How many steps are simulated with staleness, behind those that fill the pipeline; where they never repeat, the later
+half is the answer."""
 CLEARLY: Final = 1.3
 """Times the limit that the mean of some steps with staleness lasts before a run is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one step in steady state. `critical`: what its time went to, role by role, which adds up to the period; in it
-    `wait` is the way between roles and time that nothing explains. `busy`: share of its slots' time that a role
-    computes."""
+    """What is predicted of one step in steady state. `critical`: what its time went to, role by role, which adds up to
+    the period; in it `wait` is the way between roles and time that nothing explains. `busy`: share of its slots' time
+    that a role computes."""
 
     period_ms: float
     critical: tuple[tuple[str, str, float], ...]
     busy: dict[str, float]
     idle_share: float
-    """Of the slots of all pools that the candidate uses."""
+    """The share of their time in which the candidate's slots are idle, over all pools."""
     effort: int = 0
     """Moves of units and turns that it took to say so; the same on any machine."""
 
@@ -123,7 +124,7 @@ def _leave_if_slow(job: SimJob, filled: int, limit_ms: float) -> None:
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
 def _prediction(job: SimJob, warm: int) -> Prediction:
-    """Of the steps behind commit `warm`."""
+    """What the steps behind commit `warm` say."""
     (begun, _), (ended, piece) = job.commits[warm], job.commits[-1]
     count = len(job.commits) - 1 - warm
     span = ended - begun

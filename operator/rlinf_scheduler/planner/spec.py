@@ -103,7 +103,7 @@ class StandingRegion:
     slots: tuple[Slot, ...]
     workers: Mapping[str, tuple[Slot, ...]]
     name: str = ""
-    """Of its lease set."""
+    """The name of its lease set."""
 
     @property
     def shape(self) -> object:
@@ -115,7 +115,7 @@ class _Laid:
     regions: tuple[StandingRegion, ...]
 
     def pods(self, problem: PlanProblem) -> tuple[int, ...]:
-        """Up to the last slot that somebody has."""
+        """The pods of each pool, up to the last slot that somebody has."""
         last = {pool.name: 0 for pool in problem.pools}
         for placed in self.regions:
             for slot in placed.slots:
@@ -258,7 +258,7 @@ def predicted(prediction: Prediction, *, scale: float = 1.0) -> Predicted:
 
 
 def read(problem: PlanProblem, plan: RLPlanSpec, job: RLJobSpec) -> Candidate:
-    """Of a plan that exists: to predict it."""
+    """The candidate that an existing plan is, to predict it."""
     placed = placement.resolve(plan, job)
     stages = {c.front: placed.stages.get(frozenset((c.front, c.back)), 1) for c in problem.cycles}
     choices = {}

@@ -36,19 +36,21 @@ from rlinf_scheduler.replan.known import VERIFIED_STEPS, Case, Known, PlanRecord
 from rlinf_scheduler.replan.others import Other, Others, content, place
 
 MIN_GAIN: Final = 0.05
-"""Of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of 100."""
+"""The share of the step that another plan must save: the simulator is off by 3% in the median and 8% at most in 95 of
+100."""
 PROBE_GAIN: Final = 0.10
-"""That a plan must promise, if nothing that is assumed cost anything, to be tried."""
+"""The share of the step that a plan must promise, if nothing that is assumed cost anything, to be tried."""
 SAFETY: Final = 2.0
 """Times the cost of a change that it must save: what it costs is guessed more roughly than what it saves."""
 PROBE_SHARE: Final = 0.05
-"""Of the time that is left, that a probe may cost at most."""
+"""The share of the time that is left that a probe may cost at most."""
 WORSE: Final = 0.02  # than before, beyond noise: less is not worth another change
 KILLED: Final = 2
 """Workers of one role, for memory, that take a plan back which nobody has judged: one may be an accident."""
 DRIFT: Final = 0.10  # of the step, up or down
 ROLE_DRIFT: Final = 0.15
-"""Of what a role on the critical path computes in a step, up or down: others may hide it from the step."""
+"""The change in what a role on the critical path computes in a step, as a share, up or down: others may hide it from
+the step."""
 CODES: Final = (
     "Off", "Pinned", "Pending", "Profiling", "Unfit", "Best", "Verifying", "Verified", "NotWorthIt",
     "NoneLeft",
@@ -141,8 +143,8 @@ class _Decision(Known):
         return chosen and plan.based_on.revision in self.records
 
     def _from_too_little_memory(self) -> NextPlan | None:
-        """To what a plan came from under which workers die before it was judged: steps in which somebody is lost are in
-        no profile, so it might never be."""
+        """The way back to what a plan came from under which workers die before it was judged: steps in which somebody
+        is lost are in no profile, so it might never be."""
         (revision, killed), newest = self.case.killed, self.case.profiles[-1].revision
         role = max(killed, key=lambda name: killed[name], default="")
         record = self.records.get(revision)
@@ -160,8 +162,8 @@ class _Decision(Known):
         return self._written(base, PlanReason.ROLLED_BACK, said, instead_of=revision)
 
     def _back(self) -> NextPlan | None:
-        """To what the plan came from, where that would take less for the work that is done now, its slots' price
-        included, and the change pays over the steps that are left."""
+        """The way back to what the plan came from, where that would take less for the work that is done now, its slots'
+        price included, and the change pays over the steps that are left."""
         base = self.records[self.plan.based_on.revision].spec
         off = self.off_of(base.revision)
         if off is None or not self.others.may_be_used(base):
@@ -315,9 +317,9 @@ class _Decision(Known):
         )  # fmt: skip
 
     def _total_s(self, other: Other) -> float:
-        """Of the steps that are left. What was never in force has to promise MIN_GAIN more than what it would replace,
-        twice that after each plan that was rolled back; what was in force, more than the noise, unless what it replaces
-        was there to be measured only."""
+        """The seconds that the steps that are left, and the change, are expected to cost. What was never in force has
+        to promise MIN_GAIN more than what it would replace, twice that after each plan that was rolled back; what was
+        in force, more than the noise, unless what it replaces was there to be measured only."""
         was_probe = self.plan.reason.code is PlanReason.PROBE
         margin = MIN_GAIN * 2 ** len(self.others.rolled_back) if other.is_new else 0.0 if was_probe else WORSE
         return (1 + margin) * other.worth_s * self.remaining + SAFETY * other.change_s

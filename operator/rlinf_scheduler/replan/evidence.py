@@ -31,7 +31,7 @@ class StepTimes:
 
 
 def own_of(profiles: Sequence[Profile], revision: int) -> tuple[Profile, ...]:
-    """Of this plan, without the report in which it warmed up."""
+    """The profiles of this plan, without the report in which it warmed up."""
     found = tuple(p for p in profiles if p.revision == revision)
     return found[1:] if len(found) > 1 and found[0].steps == 1 else found
 

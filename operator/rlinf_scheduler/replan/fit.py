@@ -48,22 +48,24 @@ from rlinf_scheduler.planner.problem import (
 
 MIB: Final = 1 << 20
 MOVE_BYTES_PER_S: Final = 8 * 2**30
-"""Of a load or an offload that nobody has seen: what one pinned copy over PCIe 4 x16 does at least."""
+"""The speed of a load or an offload that nobody has seen: what one pinned copy over PCIe 4 x16 does at least."""
 EXCHANGE_BYTES_PER_S: Final = 8 * 2**30
-"""Of a gang's exchange that nobody has seen: of the weights, twice, as a ring sends them."""
+"""The speed of a gang's exchange that nobody has seen: it sends the weights twice, as a ring does."""
 HAND_OVER_MS: Final = 2.0
 """From one role's unit to the next role's hands: docs/bench has 1 to 3 on machines with other work."""
 HOP_MS: Final = 1.0
 """A question's way, or an answer's, straight between two workers."""
 SATURATED: Final = 0.8
-"""Of a trip's time, that an end of a cycle may be at work before what is left of the trip is taken for a queue."""
+"""The share of a trip's time that an end of a cycle may be at work before what is left of the trip is taken for a
+queue."""
 TURN_MS: Final = 2.0
 """docs/turns.md: a change of turn in one pod, without loads, where none was seen."""
 UNEVEN: Final = 0.30
 """Spread of a unit's time over its mean from which on units count as of different sizes; below it is jitter, and on a
 busy machine a unit of some milliseconds has 0.2 of that. Long tails of text have 0.6 to 1.5."""
 DRAWN_STEPS: Final = 4
-"""Of units of many sizes: a step's longest unit is not another's, and a plan is judged by the mean."""
+"""How many steps are drawn where units have many sizes: a step's longest unit is not another's, and a plan is judged by
+the mean."""
 FEWEST_UNITS: Final = 0.5
 """Units of a step on a channel: below it most steps have none, and no step is like the mean."""
 OTHER: Final = 1.5
@@ -262,9 +264,9 @@ class _Graph:
     weights_bytes: float
     cycles: tuple[_Asked, ...]
     units: Mapping[str, int]
-    """Of a step, that the channel of a role carries whose micro-batches it takes."""
+    """The units of a step, by role: those that the channel carries whose micro-batches it takes."""
     input_of: Mapping[str, str]
-    """That channel."""
+    """The name of that channel, by role."""
     made: Mapping[str, int]
     """The most that any channel carries from a role."""
     last: str
@@ -340,7 +342,7 @@ class _Work:
     """Standard deviation of a unit's time over its mean."""
     units: int  # of a step
     tokens: float
-    """Of a mean unit, where its time goes by them; 0: by units."""
+    """The tokens of a mean unit, where its time goes by them; 0: it goes by units."""
     lanes: int  # 0: one batch after the other
     gang: bool
     at_once: bool  # of a gang: it trains when all units of the step are there
@@ -501,7 +503,7 @@ def _by_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moments:
-    """Of spans of compute, in seconds of a pool of speed 1: means, and means of products."""
+    """Means over spans of compute, and means of products, in seconds of a pool of speed 1."""
 
     count: float
     units: float
@@ -616,7 +618,7 @@ def _sizes(variation: float, *, count: int = 64) -> tuple[float, ...]:
 
 
 def _reversed_bits(number: int) -> int:
-    """Of six bits: 0, 32, 16, 48, ... lie as far apart as they can."""
+    """The number with its six bits in reverse: 0, 32, 16, 48, ... lie as far apart as they can."""
     return int(f"{number:06b}"[::-1], 2)
 
 
@@ -682,7 +684,7 @@ def _memory(role: RoleSpec, found: Sequence[Sequence[RoleProfile]]) -> declared.
 
 
 def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]]) -> dict[str, float]:
-    """Of each pool beside the first that has a role in common with it: by what that role took there."""
+    """The speed of each pool, by what roles took there that an earlier pool has, too; else 1, as for the first."""
     took: dict[str, dict[str, float]] = defaultdict(dict)  # role -> pool -> seconds of a unit
     for name, found in by_role.items():
         for part in (part for parts in found for part in parts):

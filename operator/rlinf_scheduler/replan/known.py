@@ -21,9 +21,10 @@ from rlinf_scheduler.replan.fit import Fit, Unfit, fit
 
 VERIFIED_STEPS: Final = 5  # fewer say nothing at 99%
 PROBE_STEPS: Final = 3
-"""Of a probe at most: one warms up, two say what a batch costs."""
+"""The most steps of a probe: one warms up, two say what a batch costs."""
 NO_NODE_S: Final = 600.0
-"""Until a pool is asked for more pods again, after one found no node; twice that after the next, and so on."""
+"""The seconds until a pool is asked for more pods again, after one found no node; twice that after the next, and so
+on."""
 MOST_NO_NODE_S: Final = 16 * NO_NODE_S  # 2 h 40 min: a night has room for three tries
 
 
@@ -79,7 +80,7 @@ class Known:
 
     @cached_property
     def own(self) -> tuple[Profile, ...]:
-        """Of the plan in force."""
+        """The profiles of the plan in force."""
         return own_of(self.case.profiles, self.plan.revision)
 
     @cached_property
@@ -165,7 +166,8 @@ class Known:
         return 1e3 * self.now.mean / self.predicted(self.plan, self.problem).period_ms
 
     def off_of(self, revision: int) -> float | None:
-        """Of a plan that was in force before, by the work that was done last then."""
+        """How many times longer a step took than the simulator says, under a plan that was in force before, by the work
+        that was done last then."""
         record = self.records.get(revision)
         until = [p for p in self.case.profiles if p.revision <= revision]
         last = self.newest_of(revision)

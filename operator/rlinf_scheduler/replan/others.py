@@ -42,7 +42,7 @@ class Other:
     seconds: float
     change_s: float
     price: float
-    """Of its slots, over those of the plan in force: 1 where slots come for nothing (spec.objective)."""
+    """What its slots cost, over those of the plan in force: 1 where slots come for nothing (spec.objective)."""
     candidate: Candidate
     prediction: Prediction
     plan: RLPlanSpec
@@ -175,7 +175,7 @@ def place(plan: RLPlanSpec) -> object:
 
 
 def _slots(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
-    """Of each role: its slots, and whether it takes turns on them. Who has others starts again."""
+    """The slots of each role, and whether it takes turns on them. Who has others starts again."""
     shared = {turn.role for lease in plan.lease_sets for turn in lease.turns}
     found: dict[str, tuple[object, ...]] = {}
     for entry in plan.workers:
@@ -184,7 +184,7 @@ def _slots(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
 
 
 def _places(plan: RLPlanSpec) -> dict[str, tuple[object, ...]]:
-    """Of each role: its slots, and whom it shares them with."""
+    """The slots of each role, and whom it shares them with."""
     shared = [(lease.slots, tuple(turn.role for turn in lease.turns)) for lease in plan.lease_sets]
     found: dict[str, tuple[object, ...]] = {}
     for entry in plan.workers:

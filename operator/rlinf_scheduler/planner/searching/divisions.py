@@ -17,7 +17,7 @@ STAND_INS: Final = 64
 many as make about so many, and slots change hands by that number."""
 
 RegionSlots = tuple[int, ...]
-"""Of each pool of the problem."""
+"""The slots of a region in each pool of the problem."""
 
 
 class Divisions:
@@ -37,7 +37,7 @@ class Divisions:
 
     # --- all of them --------------------------------------------------------------------------------------------------
     def count(self, layout: Layout) -> int:
-        """Of `every`, with those that leave a region without a slot."""
+        """How many ways `every` has, with those that leave a region without a slot."""
         problem = self._problem
         regions = [sum(bool(set(names) & set(pool.roles)) for names in layout) for pool in problem.pools]
         return prod(comb(pool.slots + n, n) for pool, n in zip(problem.pools, regions, strict=True))
@@ -148,7 +148,7 @@ class Divisions:
         return [(n * grain,) for n in given]
 
     def _time(self, names: Iterable[str], slots: int) -> float:
-        """Of roles in turns on so many slots of the only pool."""
+        """The milliseconds that these roles take in turns on so many slots of the only pool."""
         found = 0.0
         for name in names:
             key = (name, slots)

@@ -21,7 +21,7 @@ WAYS: Final = 64
 """Combinations of options and of what stays resident that a draft is tried with; further ones are sought one change at
 a time."""
 TOLD: Final = 1000
-"""Of what no slot holds: reasons name a few."""
+"""How many entries are kept of what no slot holds: reasons name a few."""
 
 
 class Drafts:

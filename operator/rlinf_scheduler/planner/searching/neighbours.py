@@ -144,7 +144,7 @@ class Neighbours:
         """Another order of turns, or of regions."""
         for number, (one, other) in enumerate(itertools.pairwise(at.regions)):
             if {turn.role for turn in one.turns} & {turn.role for turn in other.turns}:
-                # Of workers with as much room the first gets the next unit, and these are of unequal size.
+                # The first of the workers with as much room gets the next unit, and these are of unequal size.
                 yield replace(at, regions=(*at.regions[:number], other, one, *at.regions[number + 2 :]))
         for number, region in enumerate(at.regions):
             if len(region.turns) > 2:

@@ -36,7 +36,7 @@ class Scored:
     paid: int
     """Slots of the pods that it needs, and of those that are there anyway."""
     pods: tuple[int, ...]
-    """That it needs, of each pool of the problem."""
+    """How many it needs in each pool of the problem."""
 
     @property
     def key(self) -> tuple[float, int, int, int]:

@@ -31,7 +31,7 @@ class SimClock:
         self.piece: Any = None
         """What has brought the present event about."""
         self.count = 0
-        """Of events that were asked for: what a run costs, on any machine."""
+        """Events that were asked for: what a run costs, on any machine."""
         self._events: list[tuple[float, int, Callable[[Any, Any], None], Any, Any, Any]] = []
 
     def at(self, time: float, handler: Callable[[Any, Any], None], a: Any, b: Any, piece: Any) -> None:

@@ -19,7 +19,7 @@ class SimLayout:
     roles: list[SimRole]
     by_name: dict[str, SimRole]
     slots: float
-    """Of the candidate; of classes, those of the workers that stand for all."""
+    """The slots of the candidate; with classes, those of the workers that stand for all."""
 
 
 def lay_out(problem: PlanProblem, candidate: Candidate, *, classes: int) -> SimLayout:
@@ -62,7 +62,7 @@ def _becomes(made: int, taken: int) -> Sequence[range]:
 
 
 def _count_parts(role: SimRole, made: list[int]) -> None:
-    """Of how many parts each of its units is, where `made` are the units of its inputs."""
+    """Counts the parts that each of its units is made of, where `made` are the units of its inputs."""
     if len(made) > 1 or any(n > role.items for n in made):
         role.needs = [0] * role.items
         for n in made:
@@ -72,8 +72,8 @@ def _count_parts(role: SimRole, made: list[int]) -> None:
 
 
 def _sizes(role: RoleCosts, items: int, classes: int) -> Sequence[float]:
-    """Of the units of all sets of sizes, one set after the other; of classes: the mean of as many that are next to each
-    other in size, so that their sum stays."""
+    """The sizes of the units of all sets, one set after the other; with classes, the mean of as many that are next to
+    each other in size, so that their sum stays. Empty: all are 1."""
     found: list[float] = []
     for sizes in role.all_sizes:
         of_step = (sizes * (-(-items // len(sizes))))[:items]

@@ -32,11 +32,11 @@ class SimJob:
         self._sync_ms = weights.sync_ms.value if weights else 0.0
         self._lag_ms = weights.lag_ms.value if weights else 0.0
         self._weights_at: dict[int, float] = {}
-        """When their receiver has those of a step."""
+        """When the receiver has the weights of a step."""
         self._terminal = [by_name[name] for name in problem.terminal]
         self.commits: list[tuple[float, Any]] = []
         self.used_ms: list[list[float]] = []
-        """Of slots, by role, as of each commit."""
+        """The slots' milliseconds that each role has used, as of each commit."""
         self._slots = slots = SimSlots(self.clock, turn_ms=problem.turn_ms.value)
         self._units = units = SimUnits(
             self.clock, hand_over_ms=self._hand_over_ms, kick=slots.kick, made=self._made,

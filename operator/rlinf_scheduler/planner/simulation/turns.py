@@ -34,7 +34,7 @@ class SimSlots:
             worker.role.used_ms += (self._clock.now - worker.since) * worker.slots
 
     def used_ms(self, role: SimRole) -> float:
-        """Of slots, until now."""
+        """The slots' milliseconds that the role has used until now."""
         now = self._clock.now
         for worker in role.workers:
             if worker.busy:
