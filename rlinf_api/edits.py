@@ -109,7 +109,7 @@ def _suspended(field: str, same: str, *, what: str = "") -> EditRule:
 
 
 def _each(entries: str, same: str) -> str:
-    """Of entries that bear one name; `same` is over `e` and `o`.
+    """A rule in CEL over entries that bear one name; `same` compares `e`, the new one, with `o`, the old one.
 
     >>> _each("roles", "o.config == e.config")
     'self.spec.roles.all(e, oldSelf.spec.roles.all(o, o.name != e.name || o.config == e.config))'
@@ -118,7 +118,7 @@ def _each(entries: str, same: str) -> str:
 
 
 def _maybe(field: str, *, new: str = "self.spec", old: str = "oldSelf.spec") -> str:
-    """A field that may be absent."""
+    """Whether a field that may be absent has stayed the same, in CEL."""
     return f"(has({new}.{field}) ? has({old}.{field}) && {new}.{field} == {old}.{field} : !has({old}.{field}))"
 
 

@@ -16,7 +16,7 @@ from rlinf_api.job import FailureAction, FailureKind, FailureRule, Problem, RLJo
 
 RESTARTS: Final = (FailureAction.RESTART_WORKER, FailureAction.RESTART_POD, FailureAction.RESTART_JOB)
 WAITS: Final = (FailureKind.IMAGE_PULL, FailureKind.UNSCHEDULABLE)
-"""Of a pod that has not ended, and may still begin."""
+"""Kinds of failure of a pod that has not ended, and may still begin."""
 MOST_PAUSES: Final = 8
 """A back-off grows to so many times its first pause."""
 _KINDS: Final = {
@@ -64,7 +64,7 @@ def key_of(rule: FailureRule) -> str:
 
 
 def by_key(rules: Sequence[FailureRule]) -> dict[str, FailureRule]:
-    """Of two with one key the first: the other one meets nothing."""
+    """The rules by their keys. Of two with one key the first counts: the other one meets nothing."""
     return {key_of(rule): rule for rule in reversed(rules)}
 
 

@@ -33,7 +33,8 @@ CONTROLLER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za
 RUNTIME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 PRESERVE: Final = {"x-kubernetes-preserve-unknown-fields": True}
 UNSAID: Final[JsonDict] = {"default": None}
-"""Of a field whose default the API server does not write into a job: what is not there, the job's runtime may say."""
+"""The schema of a field whose default the API server does not write into a job: what is not there, the job's runtime
+may say."""
 
 
 def cel(rule: str, message: str) -> JsonDict:
@@ -163,7 +164,7 @@ class SlotsSpec(Model):
 
 
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=63)]
-"""Of a node's label. 63 characters: Kueue takes no more of a topology's level."""
+"""The key of a node's label. 63 characters: Kueue takes no more of a topology's level."""
 
 
 class TopologySpec(Model):
@@ -198,7 +199,7 @@ class PoolSpec(Model):
     image: Annotated[str, Field(max_length=1024)] = ""
     """Image of the pool's pods. Empty: that of container agent in the templates, else the operator's default."""
     topology: TopologySpec | None = None
-    """Of the pool's pods among themselves. Absent: spec.placement.topology holds."""
+    """The topology of the pool's pods among themselves. Absent: spec.placement.topology holds."""
     template: Template = {}
     """PodTemplateSpec over spec.template, merged under what the operator owns; its container agent is ours."""
 
@@ -243,8 +244,8 @@ class PlacementSpec(Model):
     apply: Literal["Auto", "OnApproval"] = "Auto"
     """Who approves a new plan: nobody, or the annotation rlinf.io/approved-by on the RLPlan."""
     topology: TopologySpec | None = None
-    """Of the pods of all pools that have none of their own, seen as one group: roles that exchange data in one rack.
-    The driver is none of them. Absent: pods go where templates and scheduler say."""
+    """The topology of the pods of all pools that have none of their own, seen as one group: roles that exchange data in
+    one rack. The driver is none of them. Absent: pods go where templates and scheduler say."""
 
 
 class Objective(StrEnum):
@@ -527,13 +528,13 @@ class SuspendedBy(StatusModel):
     """The rule of failurePolicy that has suspended the job; any edit of the spec ends that."""
 
     generation: int
-    """Of the RLJob as it was then."""
+    """The generation of the RLJob as it was then."""
     rule: str
     message: str
 
 
 class PlacementStatus(StatusModel):
-    """Of a job of spec.allOrNothing whose pods do not all have a node."""
+    """What is known of a job of spec.allOrNothing whose pods do not all have a node."""
 
     half_placed_since: Time = None
     """Since when it has held some and lacked others; absent: it holds none."""

@@ -174,7 +174,7 @@ def check_image(field: str, image: str, *, template: Mapping[str, JsonValue]) ->
 
 
 def check_shared_template(field: str, template: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Of one that holds for the driver, too."""
+    """The problems of a template that holds for the driver, too."""
     yield from check_template(field, template)
     if _pod_spec(template).get("hostNetwork"):
         message = "got true, which would take the driver out of the job's NetworkPolicy; write it into a pool's "
@@ -193,7 +193,7 @@ def _pod_spec(template: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
 
 
 def container_in(template: Mapping[str, JsonValue], name: str) -> Mapping[str, JsonValue]:
-    """Of its containers the one of this name; empty where there is none.
+    """The template's container of this name; empty where there is none.
 
     >>> container_in({"spec": {"containers": [{"name": "agent", "image": "a:1"}]}}, "agent")["image"]
     'a:1'

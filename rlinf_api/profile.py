@@ -24,7 +24,7 @@ from rlinf_api.job import Model, RLJobSpec, dump
 from rlinf_api.plan import JobRef
 
 MAX_BYTES: Final = 1 << 20
-"""Of a profile as JSON: 64 roles, each with 32 sizes of batches and 128 release times, take 400 KB."""
+"""The most bytes of a profile as JSON: 64 roles, each with 32 sizes of batches and 128 release times, take 400 KB."""
 MAX_TIMES: Final = 128
 MAX_LISTED: Final = 1024  # roles by pool, or ends of one role's channels: a plan has 64 entries of workers
 ROUNDING: Final = 0.01  # waits by channel are rounded one by one
@@ -58,14 +58,14 @@ class Batch(Model):
     seconds: Number
     units: Amount = 0.0
     tokens: Amount = 0.0
-    """Or whatever finer measure the role has; 0: none."""
+    """Tokens of a span, or whatever finer measure the role has; 0: none."""
     tokens_squared: Amount = 0.0
     token_seconds: Amount = 0.0
-    """Of tokens times seconds: with `tokensSquared` what a line of seconds over tokens is fitted by."""
+    """The mean of tokens times seconds: with `tokensSquared` what a line of seconds over tokens is fitted by."""
 
 
 class Move(Model):
-    """Onto the slots (load), off them (offload), or weights to others (publish)."""
+    """A move onto the slots (load) or off them (offload), or one of weights to others (publish)."""
 
     what: Label
     seconds: Number
@@ -127,7 +127,8 @@ class RoleProfile(Model):
     workers: Annotated[int, Field(ge=1)]
     slots_per_worker: Annotated[int, Field(ge=1)] = 1
     seconds: dict[Label, Number]
-    """Of a worker and step, by kind of span as in docs/timeline.md: each moment once, so they add up to the step."""
+    """Seconds of a worker and step, by kind of span as in docs/timeline.md: each moment is in one of them, so they add
+    up to the step."""
     batches: Annotated[list[Batch], Field(max_length=256)] = []
     moves: Annotated[list[Move], Field(max_length=16)] = []
     ends: Annotated[list[EndProfile], Field(max_length=MAX_LISTED)] = []
@@ -155,20 +156,20 @@ class ChannelProfile(Model):
     consumer: Label
     """Empty: the flow, which is told results."""
     units: Number
-    """Of a step, over all workers."""
+    """Units of a step, over all workers."""
     bytes: Number
 
 
 class Profile(Model):
     key: Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
-    """Of job and hardware (`key_of`): what has the same key may begin with this profile."""
+    """The key of job and hardware (`key_of`): what has the same key may begin with this profile."""
     job: JobRef
     revision: Annotated[int, Field(ge=1)]
-    """Of the plan that was in force."""
+    """The revision of the plan that was in force."""
     first_step: Annotated[int, Field(ge=1)]
     last_step: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
-    """Of these, so many are in the numbers: those are left out in which somebody was lost."""
+    """How many of the steps from firstStep to lastStep are in the numbers, without those in which somebody was lost."""
     step_seconds: Number
     checkpoints: bool = True
     """Whether the job writes any: a gang begins elsewhere on one alone."""
@@ -237,7 +238,7 @@ def _sizes(role: RoleProfile) -> Iterator[object]:
 
 
 KEPT_REPORTS: Final = 8
-"""Of one RLProfile: what no other tells, and the newest. More make a fit steadier, not different."""
+"""The most reports of one RLProfile: what no other tells, and the newest. More make a fit steadier, not different."""
 
 
 class RLProfileSpec(Model):
@@ -249,13 +250,13 @@ class RLProfileSpec(Model):
     """
 
     key: Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
-    """Of job and hardware (`key_of`)."""
+    """The key of job and hardware (`key_of`)."""
     job: JobRef
     """Whose steps these are; it may be long gone."""
     steps: Annotated[int, Field(ge=1)]
     """The last step that is in them."""
     updated: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-    """The oldest of a namespace go first."""
+    """When it was written; the oldest of a namespace go first."""
     reports: Annotated[list[Profile], Field(min_length=1, max_length=KEPT_REPORTS)]
     """In the order of their steps."""
 
@@ -267,13 +268,13 @@ class RLProfileSpec(Model):
 
 
 def read_lines(text: str) -> tuple[Profile, ...]:
-    """Of `profiles.jsonl`, one a line. InvalidManifest with a sentence per problem."""
+    """The profiles of `profiles.jsonl`, one a line. InvalidManifest with a sentence per problem."""
     return tuple(Profile.from_json(line) for line in text.splitlines() if line.strip())
 
 
 def key_of(spec: RLJobSpec) -> str:
-    """Of all that decides how long work takes and how much memory it needs: the flow, the roles and what they run on.
-    Not: who and how many there are, for how long, with which plan."""
+    """The key of all that decides how long work takes and how much memory it needs: the flow, the roles and what they
+    run on. Not: who and how many there are, for how long, with which plan."""
     said = dump(spec)
     decisive = {
         "flow": {name: said["flow"].get(name) for name in ("name", "config")},

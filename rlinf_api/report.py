@@ -39,7 +39,7 @@ _NONE: Final = Failure()
 
 
 def failure_of(fields: Mapping[str, object]) -> Failure:
-    """Of the fields of a termination message; what is not what it must be is left out.
+    """The failure that the fields of a termination message tell; what is not what it must be is left out.
 
     >>> failure_of({"reason": "Hung", "worker": "first", "state": "Failed"}) == Failure(reason="Hung")
     True

@@ -20,8 +20,8 @@ from rlinf_api.templates import overlay, with_image, without
 
 KIND: Final = "RLRuntime"
 MAX_BYTES: Final = 32 * 1024
-"""Of a spec as JSON. A job keeps a copy in its status, which the operator writes again and again: ten times what the
-templates of a job of GPUs have, and a fiftieth of what etcd takes."""
+"""The most bytes of a spec as JSON. A job keeps a copy in its status, which the operator writes again and again: ten
+times what the templates of a job of GPUs have, and a fiftieth of what etcd takes."""
 _RESOURCE: Final = rf"^$|{RESOURCE_PATTERN}"
 
 
@@ -184,7 +184,8 @@ def of_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_spec(raw: Mapping[str, Any]) -> RLRuntimeSpec:
-    """Of a job's status. It was right when it was written; fields of a newer operator are left out."""
+    """The runtime's spec that a job's status keeps. It was right when it was written; fields of a newer operator are
+    left out."""
     known, _ = unknown.pruned(raw, RLRuntimeSpec, "spec")
     return RLRuntimeSpec.model_validate(known)
 

@@ -109,8 +109,8 @@ def _kind(spec: RLJobSpec, role: api.RoleSpec) -> Iterator[Problem]:
 
 
 def _with_lines(problem: Problem, raw: Mapping[str, Any]) -> Problem:
-    """Of roles that are not there, or empty, where they have no default (docs/adr/0045), with what to write. `raw`: the
-    spec as it was written.
+    """The problem, with what to write where roles are not there, or empty, and have no default (docs/adr/0045). `raw`:
+    the spec as it was written.
 
     >>> missing = Problem(field="spec.roles", message="is missing; write it")
     >>> str(_with_lines(missing, {"flow": {"name": "own:flow"}}))
