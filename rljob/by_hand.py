@@ -20,8 +20,8 @@ OBJECT: Final = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
 
 
 def filled_in(given: Any, *, job: str, uid: str, revision: int) -> RLPlanSpec:
-    """Of an RLPlan, or of its spec alone. What a person would have to look up need not stand there: the job, the
-    `revision`, where the plan comes from. InvalidManifest with a sentence per problem."""
+    """The plan of an RLPlan, or of its spec alone. What a person would have to look up need not stand there: the job,
+    the `revision`, where the plan comes from. InvalidManifest with a sentence per problem."""
     raw = _spec_of(given)
     reason = {"code": str(PlanReason.PINNED), "message": "set by hand"}
     filled = {"reason": reason, **raw, "source": "User"}

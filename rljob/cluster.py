@@ -41,15 +41,15 @@ LOOK_S: Final = 1.0  # between two looks at a plan on its way: a change takes se
 class Cluster:
     namespace: str
     context: str = ""
-    """Of the kubeconfig; empty: its current one."""
+    """The context of the kubeconfig; empty: its current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobWithPlans:
     job: Manifest
-    """As if it had written itself what its runtime says."""
+    """The job as if it had written itself what its runtime says."""
     plans: dict[str, Manifest]
-    """By name, in the order of their revisions."""
+    """The job's plans by name, in the order of their revisions."""
 
 
 def objects(job: str, cluster: Cluster) -> JobWithPlans:
@@ -68,7 +68,7 @@ def objects(job: str, cluster: Cluster) -> JobWithPlans:
 
 
 def measured(job: str, cluster: Cluster) -> tuple[Profile, ...]:
-    """Of this very job, as the scheduler has kept it: at least one."""
+    """What was measured of this very job, as the scheduler has kept it: one profile at least."""
 
     async def read(store: _Store) -> tuple[Profile, ...]:
         try:

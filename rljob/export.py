@@ -62,7 +62,8 @@ def export(work_dir: Path, *, step: int | None, into: Path | None) -> tuple[Poli
 
 
 def chosen(there: list[PolicyVersion], *, step: int | None, work_dir: Path) -> PolicyVersion:
-    """Of a step that several branches have, what the job went on with: the highest branch's."""
+    """The checkpoint of a step, or the newest. Where several branches have the step, it is the one that the job went on
+    with: the highest branch's."""
     found = [version for version in there if step is None or version.number == step]
     if not found:
         steps = ", ".join(str(number) for number in sorted({version.number for version in there}))

@@ -51,7 +51,7 @@ class GraphRole:
     workers: int
     compute_s: float
     share: float
-    """Of a step, that one of its workers computed."""
+    """The share of a step that one of its workers computed."""
 
 
 def text(where: Where) -> str:

@@ -69,8 +69,8 @@ def what_if_it_began(
     memory_gib: float,
     more: bool,
 ) -> str:
-    """Of a manifest, by what an earlier job with its key has measured. Needs neither cluster nor run. `runtimes`: files
-    of the RLRuntime that it names, where it is not beside it."""
+    """What the planner says of a manifest, by what an earlier job with its key has measured. It needs neither cluster
+    nor run. `runtimes`: files of the RLRuntime that it names, where it is not beside it."""
     given = manifest.given(file, beside=runtimes)
     checked = manifest.check(manifest.resolved(given.the_job(), given.runtimes))
     if checked.spec is None or checked.problems:
@@ -159,7 +159,7 @@ def _explained(plan: Manifest) -> Iterator[str]:
 
 
 def measured(where: Where) -> tuple[Profile, ...]:
-    """Of a work dir, or of one of its files, or of a job of the cluster: at least one."""
+    """The profiles of a work dir, of one of its files, or of a job of the cluster: one at least."""
     if not isinstance(where, Path):
         from rljob import cluster
 
@@ -207,7 +207,7 @@ def _objects(where: Where) -> tuple[Manifest, dict[str, Manifest]]:
 
 
 def objects_of(work_dir: Path) -> tuple[Manifest, dict[str, Manifest]]:
-    """Of a run, also of one that is over."""
+    """The job of a run and its plans by name, also of a run that is over."""
     folder = work_dir / "objects"
     jobs = [_read(path) for path in sorted(folder.glob("rljob-*.yaml"))]
     if len(jobs) != 1:

@@ -174,7 +174,7 @@ def _first_plan(options: Options, checked: manifests.Checked) -> dict[str, Any] 
 
 
 def _profiles(options: Options, checked: manifests.Checked) -> tuple[Profile, ...]:
-    """Of the same job on the same hardware, by its key."""
+    """The profiles of the same job on the same hardware, by its key."""
     if options.profile is None or checked.spec is None or checked.problems:
         return ()
     return reasons.of_key(options.profile, checked.spec)

@@ -51,9 +51,9 @@ TOTALS: Final[Fields] = {"agent_instrument_s": NUMBER}
 
 
 def read_lines(path: Path, fields: Callable[[Mapping[str, Any]], Fields]) -> Iterator[dict[str, Any]]:
-    """Of a .jsonl file; nothing where there is none. `fields`: what such a line must have. One being written, or that
-    was torn by a crash, is left out; one that is whole and not of a run is named with its number: what a timeline makes
-    of the rest would be wrong without a word."""
+    """The lines of a .jsonl file; none where there is no file. `fields`: what such a line must have. One being written,
+    or that was torn by a crash, is left out; one that is whole and not of a run is named with its number: what a
+    timeline makes of the rest would be wrong without a word."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -117,8 +117,8 @@ class PodContext:
 
 
 def checkpoint_uri(work_dir: Path) -> str:
-    """Of a job that names no place for checkpoints: the work dir's own, never a pod's. Quoted, its braces and dollars
-    are none of what the operator and a kubelet fill in."""
+    """Where checkpoints of a job go that names no place for them: the work dir's own, never a pod's. The path is
+    quoted: its braces and dollars are none of what the operator and a kubelet fill in."""
     return (work_dir.absolute() / "checkpoints").as_uri()
 
 

@@ -167,7 +167,8 @@ def _env(entry: Manifest, *, at: str) -> Iterator[str]:
 
 
 def _source(node: Manifest, sources: tuple[str, ...], *, at: str) -> Iterator[str]:
-    """Of a variable or of several: exactly one, as an API server has it. What is null is left out, as there."""
+    """What is wrong with the source of a variable or of several: there must be exactly one, as an API server has it.
+    What is null is left out, as there."""
     named = [source for source in sources if isinstance(node.get(source), dict)]
     if not named:
         yield f"{at} names no source; write one of {', '.join(sources)}"

@@ -100,7 +100,7 @@ _INSIDE = Rule(
 _MODE = _number(0, 0o777)
 
 ELSEWHERE = Rule(holds=lambda value: True, wanted="anything", next="")
-"""Of a field that podspec.py goes into itself, or that an API server alone looks at."""
+"""The rule of a field that podspec.py goes into itself, or that an API server alone looks at."""
 
 FIELDS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "pod": {

@@ -266,7 +266,8 @@ class MemoryStore:
 
     @staticmethod
     def _refusal(old: Manifest, new: Manifest) -> str:
-        """Of an edit of an RLJob, as by the CRD's rules. What is no spec is not looked at: the operator names it."""
+        """Why an edit of an RLJob is refused, as by the CRD's rules; empty: it is not. What is no spec is not looked
+        at: the operator names it."""
         try:
             return edits.refusal(old.get("spec") or {}, new.get("spec") or {}, status=old.get("status") or {})
         except ValidationError:
