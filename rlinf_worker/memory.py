@@ -93,22 +93,24 @@ class Footprint:
         self._probe: Probe | None = None
 
     def now(self) -> int | None:
-        """Of accelerators all that is in use, by whomever. None: nobody knows. Takes milliseconds: beside the loop."""
+        """The bytes in use: on accelerators all, by whomever. None: nobody knows. It takes milliseconds: beside the
+        loop."""
         if not self._names:
             return of_tree(os.getpid())
         self._probe = self._probe or Probe(self._names)
         return self._probe.used_bytes() if self._probe.sees_any else None
 
     def kept(self, before: int | None, after: int | None, *, said: int) -> int | None:
-        """Of a role that was offloaded between two looks. Others have memory on an accelerator, too: so it counts as
-        what the role `said` that it had before, less what was seen to go."""
+        """The bytes that a role has kept which was offloaded between two looks. Others have memory on an accelerator,
+        too: so it counts as what the role `said` that it had before, less what was seen to go."""
         if before is None or after is None:
             return None
         return max(0, said - (before - after)) if self._names else after
 
 
 TOLERANCE: Final = 0.1
-"""Of what a plan allows: pools of allocators, and measurements that differ from run to run."""
+"""The share of what a plan allows that may be kept beyond it: pools of allocators, and measurements that differ from
+run to run."""
 FLOOR_BYTES: Final = 64 << 20
 """What is less is no reason to speak: an allocator's arenas, pages of a stack."""
 
@@ -128,14 +130,15 @@ def excess(worker: str, *, kept: int, allowed: int) -> str:
 
 
 def of_tree(pid: int) -> int | None:
-    """Of a process and of all that it has started, what they share counted once. None where the kernel does not say."""
+    """The bytes of a process and of all that it has started, what they share counted once. None where the kernel does
+    not say."""
     found = [_proportional(each) for each in proctree.descendants([pid], proctree.table())]
     known = [nbytes for nbytes in found if nbytes is not None]
     return sum(known) if known else None
 
 
 def _proportional(pid: int) -> int | None:
-    """Without code and files that are mapped: the kernel takes these back when it needs room."""
+    """The bytes of a process without code and files that are mapped: the kernel takes these back when it needs room."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             lines = [line.partition(":") for line in file if "Pss" in line]

@@ -69,7 +69,7 @@ class Phases:
 
     @property
     def first_deadline_s(self) -> float | None:
-        """Of the first piece of work; None once one was measured."""
+        """How long the first piece of work may take; None once one was measured."""
         return None if self._steps else self._settings.first_step_deadline_s
 
     def deadline_s(self) -> float:

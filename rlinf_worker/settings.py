@@ -103,8 +103,9 @@ class Settings:
     the driver names its own grace, where 0 means at once."""
 
     leave_reserve_s: float = 3.0
-    """Of the grace of a pod that is to end, beside `stop_grace_s`: what is not used to hand its work over. Processes
-    that are killed have `reap_timeout_s`, the last words `final_flush_s`. 30 s of grace leave 17 s to work on."""
+    """The part of the grace of a pod that is to end, beside `stop_grace_s`, that is not used to hand its work over.
+    Processes that are killed have `reap_timeout_s`, the last words `final_flush_s`. 30 s of grace leave 17 s to work
+    on."""
 
     hurry_after_s: float = 1.0
     """A second SIGTERM this long after the first ends the grace. One that comes sooner is the same word twice: a

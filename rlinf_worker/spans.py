@@ -59,7 +59,7 @@ _span = tuple.__new__  # half of what the call of a NamedTuple takes
 SAMPLE: Final = 32
 """One in so many of `add` and `released` is timed by the CPU clock, whose call of 0.3 us costs as much as the add."""
 CLOCK_S: Final = min(-(time.thread_time() - time.thread_time()) for _ in range(32))
-"""Of the call of that clock, 0.3 us to 2 us, which is a part of what it times."""
+"""What a call of that clock takes, 0.3 us to 2 us, which is a part of what it times."""
 
 
 class Span(NamedTuple):
@@ -322,7 +322,7 @@ class Recorder:
         self._gaps = [gap for gap in self._gaps if gap[1] > until]
 
     def _running(self, span: OpenSpan) -> int:
-        """Of a wait nobody knows yet whether it is the next to end."""
+        """The rank of a span that is open. Nobody knows yet whether a wait is the next to end."""
         rank = RANK[span.kind]
         return rank if rank != ON else ON + MAX_ENDS + self._number(span.on)
 

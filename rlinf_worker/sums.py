@@ -220,7 +220,8 @@ class Sums:
 
 
 def quantiles(weighted: Sequence[tuple[float, float]], most: int = KEPT) -> list[float]:
-    """Of values with weights, in any order: at most so many, evenly by rank, the lowest and the highest among them.
+    """Quantiles of values with weights, which may be in any order: at most so many, evenly by rank, the lowest and the
+    highest among them.
 
     >>> quantiles([(3.0, 1.0), (1.0, 1.0), (2.0, 8.0)], most=3)
     [1.0, 2.0, 3.0]

@@ -75,7 +75,7 @@ class _SetWorker:
 
     @property
     def turn(self) -> agents_pb2.WorkerTurn | None:
-        """For the driver; None: there is nothing to say of it."""
+        """The turn as the driver is told of it; None: there is nothing to say."""
         held = self.held
         return messages.worker_turn(self.lease_set, held, attempt=self.attempt) if held is not None else None
 
@@ -85,7 +85,8 @@ class _PodSet:
     message: agents_pb2.LeaseSet
     arbiter: Arbiter | None = None  # None: the driver's
     free_since: float = 0.0
-    """Of the slots, by who left them last; 0: nobody has said so since the turn that is, or who had it is dead."""
+    """When the slots were left, as who left them last says it; 0: nobody has said so since the turn that is, or who had
+    it is dead."""
 
 
 class AgentTurns:

@@ -74,8 +74,9 @@ def gae(segment: Segment, *, gamma: float, gae_lambda: float) -> Float32:
 
 
 def sums_of(advantage: Float32, weight: Float32 | None = None) -> Float64:
-    """Of a part of the batch: weight, total and total of squares. Those of all parts and ranks are added up, and what
-    comes out normalises each part. Weight 0 is padding (a rank that got less than the others) and counts for nothing.
+    """The sums over a part of the batch: weight, total and total of squares. Those of all parts and ranks are added up,
+    and what comes out normalises each part. Weight 0 is padding (a rank that got less than the others) and counts for
+    nothing.
 
     >>> (sums_of(np.array([1.0, 3.0], np.float32)) + sums_of(np.array([5.0], np.float32))).tolist()
     [3.0, 9.0, 35.0]

@@ -34,7 +34,7 @@ class AdvantageConfig:
 
 
 def of_group(reward_G: Float64, config: AdvantageConfig) -> Float64:
-    """Of one prompt's samples. With scale batch what is left is `over_batch`.
+    """The advantages of one prompt's samples. With scale batch the rest is done by `over_batch`.
 
     >>> of_group(np.array([1.0, 0.0, 0.0, 1.0]), AdvantageConfig(scale="none")).tolist()
     [0.5, -0.5, -0.5, 0.5]

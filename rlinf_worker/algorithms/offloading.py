@@ -137,7 +137,7 @@ def emptied(tensors: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, int]]
 
 
 def filled(kept: Iterable[tuple[torch.UntypedStorage, int]]) -> None:
-    """Of their sizes again, with zeros."""
+    """Gives storages their sizes again, with zeros in them."""
     for storage, nbytes in kept:
         storage.resize_(nbytes)
         _bytes(storage).zero_()

@@ -37,7 +37,7 @@ class Host:
     waits: Waits
     recorder: Recorder
     tell: Callable[[pb.WorkerMessage], None]
-    """To the driver; lost with a broken stream, so only what is told again after the next Hello."""
+    """Tells the driver. A broken stream loses it, so only what is told again after the next Hello goes this way."""
     mark: MarkForDriver
     """Ask this one to drain in the next batch. `can_wait`: for one that goes for another reason, or a little later."""
     finish_item: Callable[[Item], None]
@@ -47,15 +47,15 @@ class Host:
     taken: Callable[[int], None] = lambda step: None
     """The role has taken something of that step, which its channel's account has; -1: a question of a cycle."""
     may_begin: Callable[[], bool] = lambda: True
-    """The role's `ctx.ready()` was answered: all have loaded, and there is work."""
+    """Whether the role's `ctx.ready()` was answered: all have loaded, and there is work."""
     memory: Callable[[], MemoryUse | None] = lambda: None
-    """Of this worker; None: as it was told last."""
+    """The memory that this worker has in use; None: it is as it was told last."""
     newest_branch: Callable[[], int] = lambda: 0
-    """That this worker knows of."""
+    """The newest branch that this worker knows of."""
     weights_version: Callable[[], PolicyVersion | None] = lambda: None
-    """Of the weights that it has pulled or published last; None: it has none."""
+    """The version of the weights that it has pulled or published last; None: it has none."""
     max_staleness: Callable[[], int] = lambda: 0
-    """Of the job, in policy versions."""
+    """The job's bound of staleness, in policy versions."""
     link_settings: LinkSettings = field(default_factory=LinkSettings)
     peer_wait_s: float = Settings().peer_wait_s
     meet_wait_s: float = Settings().meet_wait_s

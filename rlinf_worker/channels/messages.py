@@ -19,7 +19,7 @@ MAX_CREDIT: Final = 2**31 - 1
 
 @lru_cache(maxsize=64)
 def version_to_pb(version: PolicyVersion) -> pb.PolicyVersion:
-    """To be copied into a message, which its constructor does."""
+    """A message that is kept, and is to be copied into another, which its constructor does."""
     return pb.PolicyVersion(branch=version.branch, number=version.number)
 
 
@@ -29,7 +29,7 @@ def version_from_pb(message: pb.PolicyVersion) -> PolicyVersion:
 
 @lru_cache(maxsize=64)
 def _version(branch: int, number: int) -> PolicyVersion:
-    """Of thousands of units few versions are at work at a time."""
+    """One value for each version: of thousands of units few versions are at work at a time."""
     return PolicyVersion(branch, number)
 
 

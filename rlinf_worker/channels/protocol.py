@@ -21,7 +21,8 @@ from rlinf_api.names import WorkerId
 
 LineageKey = NewType("LineageKey", str)
 PARTIAL_BYTES: Final = 256 << 10
-"""Of one unit, as JSON: 30,000 tokens with the versions of their weights. It goes through the driver."""
+"""The most bytes that are kept of one unfinished unit, as JSON: 30,000 tokens with the versions of their weights. They
+go through the driver."""
 
 
 class ChannelClosed(RLinfError):
@@ -47,7 +48,7 @@ FIRST_VERSION: Final = PolicyVersion(0, 0)
 
 
 def oldest_version(step: int, *, branch: int, max_staleness: int) -> PolicyVersion:
-    """That a unit of a step may be made with. What is of a branch before it is older throughout.
+    """The oldest weights that a unit of a step may be made with. What is of a branch before it is older throughout.
 
     >>> oldest_version(17, branch=2, max_staleness=1)
     PolicyVersion(branch=2, number=15)

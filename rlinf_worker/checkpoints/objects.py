@@ -35,14 +35,16 @@ from rlinf_worker.checkpoints.own_disk import OwnDisk
 from rlinf_worker.checkpoints.place import Owed
 
 PART_BYTES: Final = 32 * 2**20
-"""Of a file, sent and kept in memory at once: within REQUEST_S at 10 Mbit/s, with few requests for that."""
+"""The bytes of a file that are sent, and kept in memory, at once: within REQUEST_S at 10 Mbit/s, with few requests for
+that."""
 STREAMS: Final = 4  # parts under way at once: what a link needs that has 0.1 s to the store, and 128 MiB of memory
 REQUEST_S: Final = 30.0  # for one request and its answer
 CONNECT_S: Final = 5.0
 RETRIES: Final = 5  # 0.1 s, doubled: through a store that is busy for seconds
 RETRY_S: Final = 15.0
-"""After which no request is repeated: an outage costs a checkpoint, and not the training. With REQUEST_S, twice, less
-than the driver waits for the last checkpoint: a job whose store swallows all fails, and is not taken for complete."""
+"""Seconds after which no request is repeated: an outage costs a checkpoint, and not the training. With REQUEST_S,
+twice, less than the driver waits for the last checkpoint: a job whose store swallows all fails, and is not taken for
+complete."""
 BUFFER_BYTES: Final = 2**20  # that are read ahead of who reads parts of a file
 
 _PART: Final = re.compile(r"^(.+)/\.part-[0-9]{5}-of-[0-9]{5}$")

@@ -87,7 +87,7 @@ class Checkpoint:
         return self.place.folder(self.at, self.files)
 
     def open(self, name: str) -> BinaryIO:
-        """To read parts of a file: the rest of it need not come to this machine."""
+        """Opens a file to read parts of it: the rest need not come to this machine."""
         return self.place.open(f"{self.at}/{name}")
 
 
@@ -101,8 +101,8 @@ def parse_name(name: str) -> PolicyVersion | None:
 
 
 class Checkpoints:
-    """Of one role of a job. `roles`: all that write parts, this one included; empty: it alone. An empty uri: there are
-    none, and none can be written. `moved`: bytes go or come, of which one call may move many."""
+    """The checkpoints of one role of a job. `roles`: all that write parts, this one included; empty: it alone. An empty
+    uri: there are none, and none can be written. `moved`: bytes go or come, of which one call may move many."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class Checkpoints:
         return found
 
     def versions(self) -> list[PolicyVersion]:
-        """Of all that count, newest first. Raises CheckpointUnreadable, CheckpointsAway."""
+        """The versions of all that count, newest first. Raises CheckpointUnreadable, CheckpointsAway."""
         with self._to_read():
             return self._committed() if self._somewhere is not None else []
 
     def of(self, name: str) -> Checkpoint:
-        """That of a version, as `b0-40`. Raises CheckpointUnreadable."""
+        """The checkpoint of a version, such as `b0-40`. Raises CheckpointUnreadable."""
         version = parse_name(name)
         assert version is not None, name
         try:
@@ -210,7 +210,7 @@ class Checkpoints:
         )
 
     def _versions(self) -> list[PolicyVersion]:
-        """Of all folders, newest first."""
+        """The versions of all folders, newest first."""
         return sorted((v for name in self._place.top() if (v := parse_name(name)) is not None), reverse=True)
 
     def _committed(self) -> list[PolicyVersion]:

@@ -8,7 +8,7 @@ from rlinf_worker.driver.job import Job
 
 
 def channel_specs(job: Job) -> list[pb.ChannelSpec]:
-    """Of every channel; a producer's capacity is its share of the channel's."""
+    """The spec of every channel; a producer's capacity is its share of the channel's."""
     topology, placement = job.topology, job.placement
     specs = []
     for cycle in topology.cycles:

@@ -52,12 +52,12 @@ class StepEnds:
                 end.core.end_here()
 
     def behind(self, channel: str) -> tuple[GangEnds, ...]:
-        """Whom reaches what is put there."""
+        """The gangs that what is put there reaches."""
         return self._behind[channel]
 
     # --- what is to come ----------------------------------------------------------------------------------------------
     def expect(self, channel: str, ages: Iterable[Age], wanted: Wanted) -> list[QueueCore]:
-        """Of tickets that are put there, how many units come of each. Returns the queues where they end."""
+        """Notes how many units come of each of the tickets that are put there. Returns the queues where they end."""
         found = [end.core for gang in self._behind[channel] for end in gang.queues]
         for end, age in product(found, ages):
             end.steps.at(age).expect(wanted)
@@ -98,7 +98,7 @@ class StepEnds:
         return bool(waiting) and all(step.has_all(ticket) and step.is_empty(ticket) for step in waiting)
 
     def _within(self) -> list[UnitBook]:
-        """Where more may be made of what is there."""
+        """Where more may be made of what is there: books of queues within the flow."""
         return [queue.core.book for queue in self._queues.values() if not queue.core.is_end]
 
     def _ends(self) -> Iterator[FlowQueue]:
@@ -106,7 +106,7 @@ class StepEnds:
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     def tickets_of(self, step: int, gang: str) -> TicketsOf:
-        """Of a unit of that step, by its key, as the gang's queue knows it."""
+        """A function that tells the tickets of a unit of that step by its key, as the gang's queue knows them."""
         age = self.age_of(step)
         return next(ends for ends in self._gangs if ends.role == gang).steps.at(age).tickets_of
 
@@ -115,7 +115,8 @@ class StepEnds:
         return Age(entry.branch if entry is not None else 0, step)
 
     def waiting_for(self, step: int) -> list[str]:
-        """Of an open step, for messages: tickets of which units are to come, and units that have not reached a rank."""
+        """What an open step waits for, for messages: tickets of which units are to come, and units that have not
+        reached a rank."""
         return list(dict.fromkeys(key for gang in self._gangs for key in gang.steps.waiting_for(step)))
 
     def short(self, step: int) -> list[tuple[str, int, int]]:

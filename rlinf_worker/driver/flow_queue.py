@@ -131,7 +131,8 @@ class FlowQueue:
         self._refuse_strangers(found.news)
 
     def _refuse_stale(self, units: Iterable[UnitInfo]) -> None:
-        """Of somebody who gets around `put`, which refuses it. Made again from its ticket, it would be as old."""
+        """Fails the job for units of somebody who gets around `put`, which refuses them. A unit that is made again from
+        its ticket would be as old."""
         known: tuple[Age, PolicyVersion] | None = None  # units of one message are mostly alike
         for unit in units:
             if (unit.age, unit.version) == known:
@@ -170,7 +171,7 @@ class FlowQueue:
         self.core.sealed(worker, branch=keys.branch, keys=keys.keys)
 
     def kept(self, worker: WorkerId, said: pb.Partial) -> None:
-        """For whoever is given the unit next."""
+        """Keeps what there is of a unit for whoever is given it next."""
         entry = self.core.book.get(UnitId(said.branch, said.key))
         if entry is not None and entry.consumer == worker:
             self._partials.keep(entry.unit.id, entry.unit.age, said.json)

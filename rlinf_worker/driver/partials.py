@@ -9,7 +9,7 @@ from typing import Final
 from rlinf_worker.queues.units import Age, UnitId
 
 MAX_BYTES: Final = 64 << 20
-"""Of one queue: 1,000 answers of 8,000 tokens. The driver's pod has 512 MiB by default."""
+"""The most bytes of one queue: 1,000 answers of 8,000 tokens. The driver's pod has 512 MiB by default."""
 
 
 class Partials:

@@ -156,7 +156,7 @@ class AgentPlans:
 
     @property
     def all_have_answered(self) -> bool:
-        """Of those that are there."""
+        """Whether those that are there have answered."""
         return not any(key in self._job.sessions.agents for key in self._owed)
 
 

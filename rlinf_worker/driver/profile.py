@@ -117,7 +117,8 @@ class _Role:
     released: dict[str, _Released] = field(default_factory=dict)
     memory: pb.Memory = field(default_factory=pb.Memory)
     least_comm_s: float = math.inf
-    """Of the workers of one step: what the last of a gang's ranks to come takes, as all others wait for it too."""
+    """The least `comm` of the workers of one step: what the last of a gang's ranks to come takes, as all others wait
+    for it too."""
 
     def add(self, worker: WorkerId, account: pb.Account) -> None:
         self.workers.add(worker)
@@ -285,7 +286,7 @@ class _Sent:
 
 
 class Totals:
-    """Of some steps under one plan."""
+    """What was measured in some steps under one plan."""
 
     def __init__(self, revision: int) -> None:
         self.revision = revision

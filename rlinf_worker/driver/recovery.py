@@ -123,7 +123,7 @@ class Recoveries:
         self.tell(until=ended_at)
 
     def _charge(self, touching: list[Recovery], accounts: Mapping[str, Mapping[str, float]]) -> None:
-        """To the first of several: a second is lost once."""
+        """Charges the first of several: a second is lost once."""
         known = touching[0]
         victims: set[str] = {worker for other in touching for worker in other.workers}
         everybody = _waits(accounts)
@@ -153,7 +153,7 @@ class Recoveries:
 
 
 def _waits(accounts: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
-    """Of each worker, by role."""
+    """The seconds that each worker has waited, by role."""
     found: dict[str, list[float]] = {}
     for worker, account in accounts.items():
         waited = account.get(WAITING, 0.0) + account.get(BETWEEN, 0.0)

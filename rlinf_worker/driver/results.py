@@ -25,8 +25,8 @@ from rlinf_worker.flows.protocol import Result
 from rlinf_worker.queues.units import Age, UnitId, UnitInfo
 
 MAX_KEPT_BYTES: Final = 256 << 20
-"""Of all open steps: 4,096 values of the largest size. The oldest step of a channel gets in whole (queues.shelf), so
-nothing else bounds what a role tells of it."""
+"""The most bytes of all open steps: 4,096 values of the largest size. The oldest step of a channel gets in whole
+(queues.shelf), so nothing else bounds what a role tells of it."""
 
 
 class Through:

@@ -40,19 +40,21 @@ class DriverSettings:
     step_notice_min_s: float = 30.0
     """But never sooner: first steps and checkpoints take seconds."""
     save_timeout_s: float = 120.0
-    """For the last checkpoint to get its COMMIT."""
+    """How long the last checkpoint may take to get its COMMIT."""
     prepare_timeout_s: float = 600.0
-    """For the pods and workers of another plan to be ready beside the present one: pulling an image takes minutes. As
-    long as spec.allOrNothing gives a job's first pods by default."""
+    """How long the pods and workers of another plan may take to be ready beside the present one: pulling an image takes
+    minutes. As long as spec.allOrNothing gives a job's first pods by default."""
     commit_timeout_s: float = 5.0
-    """For agents and workers to answer at the step boundary, where each waits for nothing but its own loop; one that is
-    dead is known within silent_agent_s, and what is only slow learns the plan from its next Welcome."""
+    """How long agents and workers may take to answer at the step boundary, where each waits for nothing but its own
+    loop; one that is dead is known within silent_agent_s, and what is only slow learns the plan from its next
+    Welcome."""
     dismiss_grace_s: float = 2.0
-    """For a worker that a plan no longer has, to end by itself: it has no work, only its last spans and log lines to
-    tell. Whoever comes onto its slots waits for it, so it is not longer."""
+    """How long a worker that a plan no longer has may take to end by itself: it has no work, only its last spans and
+    log lines to tell. Whoever comes onto its slots waits for it, so it is not longer."""
     gang_checkpoint_timeout_s: float = 600.0
-    """For a checkpoint on which a plan's other gang can begin, from the first that could not be written: somebody has
-    to clear the disk, and a plan that waits longer than a preparation may take is one that people have forgotten."""
+    """How long a plan waits for a checkpoint on which its other gang can begin, from the first that could not be
+    written: somebody has to clear the disk, and a plan that waits longer than a preparation may take is one that people
+    have forgotten."""
     linger_s: float = 20.0
     """A finished driver stays until the operator has read the end, at most so long; an operator that comes later finds
     it in the termination message. Less than the operator's `finish_grace_s` (30 s), after which it deletes a driver
@@ -61,10 +63,10 @@ class DriverSettings:
     """Between two profiles, once those of the first steps have gone out: a drift is to be met within 10 steps, which
     of most jobs last minutes, and 1,000 jobs make 33 reports per second at one scheduler."""
     report_timeout_s: float = 5.0
-    """Of one report to the scheduler, which keeps it in memory."""
+    """How long one report may take to the scheduler, which keeps it in memory."""
     report_tries: int = 5
-    """Of one report, with 1, 2, 4, 8 s in between: a scheduler that is replaced is back by then. The next one comes
-    anyway, and says more."""
+    """How often one report is tried, with 1, 2, 4, 8 s in between: a scheduler that is replaced is back by then. The
+    next one comes anyway, and says more."""
     plan_timeout_s: float = 60.0
     """An agent that is up before the plan waits so long for it; then it is told to come again."""
 

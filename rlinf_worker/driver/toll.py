@@ -26,8 +26,8 @@ from rlinf_worker.roles.loading import LoadFailed
 
 ROLES: Final = frozenset({"EnvironmentFailed", "RoleReturned"})
 SAME_DEATHS: Final = 3
-"""Of a role, in the same words, each in a life that began after the one before, with no step between, until the job
-fails with them: more tries cost minutes and tell nothing new."""
+"""Deaths of a role, in the same words, each in a life that began after the one before, with no step between, until the
+job fails with them: more tries cost minutes and tell nothing new."""
 
 
 def _is_of_the_role(reason: str, *, is_rank: bool = False) -> bool:
@@ -47,7 +47,7 @@ def _is_of_the_role(reason: str, *, is_rank: bool = False) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Deaths:
-    """Of one role in a row: in which words, how many, when the last was."""
+    """The deaths of one role in a row: in which words, how many, when the last was."""
 
     words: tuple[str, str, int]
     count: int
@@ -73,7 +73,7 @@ class Toll:
         self.first_failure: Failure | None = None
 
     def of_exit(self, record: WorkerRecord, failure: Failure, *, exit_code: int) -> Loss | None:
-        """Of one that nobody had asked to end. None: the job has failed by it."""
+        """What follows when a worker ends that nobody had asked to end. None: the job has failed by it."""
         said = failure.message or failure.reason
         self.first_failure = self.first_failure or failure
         if (met := self.rules.met(record, failure)) is not None:

@@ -33,7 +33,7 @@ from rlinf_worker.flows.protocol import Flow, Ticket
 from rlinf_worker.roles.samples import EVALUATION, PROMPT, REWARDED, ROWS, SAMPLES
 
 GROUPS: Final = "groups"
-"""Of the flow's state in a checkpoint: groups that were asked for, so that a job that goes on with another
+"""A name in the flow's state in a checkpoint: the groups that were asked for, so that a job that goes on with another
 promptsPerStep goes on in the data where it stood."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -72,8 +72,9 @@ _OWN_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 class LossSpec(Model):
     kind: Annotated[str, Field(min_length=1, max_length=200)] = "grpo"
-    """Of PRESETS: sets the fields below that are not written, and does nothing else. module:function of the user's own:
-    f(batch) -> the term of each token (losses/tokens.py, OwnLoss) in place of ratio and clip; the other fields hold."""
+    """One of PRESETS, which sets the fields below that are not written, and does nothing else. Or module:function of
+    the user's own: f(batch) -> the term of each token (losses/tokens.py, OwnLoss) in place of ratio and clip; the other
+    fields hold."""
     baseline: Literal["group-mean", "leave-one-out", "none"] = "group-mean"
     scale: Literal["group", "batch", "none"] = "group"
     ratio: Literal["token", "sequence"] = "token"
@@ -133,22 +134,24 @@ class OptimizerSpec(Model):
 
 
 class EvaluationSpec(Model):
-    """Where the job has spec.data.eval."""
+    """How the job is evaluated, where it has spec.data.eval."""
 
     every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     """With the first step, as the base model is, and then after so many. 20: a few points of a curve, for a few per
     cent of the time."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Of the first rows of the file, at most. 256: a share of right answers within 0.03."""
+    """How many prompts an evaluation has at most: the first rows of the file. 256: a share of right answers within
+    0.03."""
     samples: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Of each prompt: the mean over them, and the share of prompts of which some sample is rewarded."""
+    """How many samples each prompt has: the mean is over them, and so is the share of prompts of which some sample is
+    rewarded."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """0: always the likeliest token, which chance does not move."""
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Of the likeliest so many tokens alone. 0: of all. It is of evaluation only: what is learnt from is scored by
-    the actor, whose own likeliest tokens may be others."""
+    """How many tokens are drawn from, the likeliest ones. 0: all. It is for evaluation only: what is learnt from is
+    scored by the actor, whose own likeliest tokens may be others."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the likeliest tokens that have so much probability together; behind topK."""
+    """How much probability the tokens that are drawn from have together, the likeliest ones; behind topK."""
 
     @model_validator(mode="after")
     def _differ(self) -> EvaluationSpec:
@@ -251,7 +254,8 @@ async def grpo(flow: Flow) -> None:
 
 
 def _evaluation(config: Mapping[str, Any], *, count: int, done: int) -> list[Ticket]:
-    """Of the step behind `done`: they are answered with the weights that it begins with, or by staleness older ones."""
+    """The evaluation's tickets of the step behind `done`: they are answered with the weights that it begins with, or by
+    staleness older ones."""
     if done % int(config["every_steps"]):
         return []
     numbers = range(min(count, int(config["prompts"])))

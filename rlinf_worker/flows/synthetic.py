@@ -64,7 +64,7 @@ class CycleConfig(Model):
 
 
 class TokensConfig(Model):
-    """Of a unit: `mean` of them, drawn by its key alone, so that what is long is long for every role."""
+    """The tokens of a unit: `mean` of them, drawn by its key alone, so that what is long is long for every role."""
 
     mean: Annotated[float, Field(gt=0, le=1e9)]
     sigma: Annotated[float, Field(ge=0, le=5)] = 0.0

@@ -118,7 +118,7 @@ class Saving:
         self._store.finish(commit.version, commit.state_json, self._writer)
 
     async def _agree(self, places: Iterator[Place], error: Exception | None) -> Exception | None:
-        """Of the first rank that has one."""
+        """The error of the first rank that has one."""
         problems = await self._ctx.gang.meet(next(places), str(error or ""))
         found = next((problem for problem in problems if problem), "")
         return error if str(error or "") == found else OSError(found)

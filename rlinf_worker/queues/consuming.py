@@ -155,7 +155,8 @@ class Consuming:
             self._host.mark(self)
 
     def cancel(self, said: pb.Cancel) -> list[UnitId]:
-        """Of these units, or of this branch and those before it: what was taken. What was not is forgotten."""
+        """Cancels these units, or those of this branch and of those before it. Returns what was taken; what was not is
+        forgotten."""
         self._host.mark(self)
         if said.keys:
             return self.given.cancel_units(UnitId(said.branch, key) for key in said.keys)

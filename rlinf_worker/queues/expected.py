@@ -63,8 +63,8 @@ class LineageOrder:
     def __init__(
         self, tickets: Mapping[str, _Ticket], tickets_of: Mapping[str, tuple[str, ...]], incomplete: Set[str]
     ) -> None:
-        """Of the step, each as it is now: its tickets, those of each unit that is known, and those of which more may
-        come."""
+        """All is of the step, each as it is now: its tickets, those of each unit that is known, and those of which more
+        may come."""
         self._tickets, self._of, self._incomplete = tickets, tickets_of, incomplete
         self.handed_out: set[str] = set()
         self._order: list[str] = []  # tickets
@@ -98,12 +98,12 @@ class LineageOrder:
         return len(tickets) == 1 or max(tickets, key=lineage.sort_key) == self._order[self.placed]
 
     def to_come(self) -> list[str]:
-        """Tickets of which more may."""
+        """Tickets of which more may come."""
         return [ticket for ticket in self._order if ticket in self._incomplete]
 
 
 class StepUnits:
-    """Of one step, and one queue at whose consumer its units end."""
+    """The units of one step in one queue at whose consumer they end."""
 
     def __init__(self, age: Age) -> None:
         self.age = age

@@ -145,7 +145,8 @@ class GivenUnits(Generic[P]):
         return [self._given.pop(uid).unit for uid in dict.fromkeys(uids) if uid in pulling]
 
     def cancel(self, dead: set[UnitId]) -> tuple[set[UnitId], list[UnitId]]:
-        """Of these: (all, those that were taken, which stay)."""
+        """Forgets these, except those that were taken: (all of them that are here, those that were taken, which
+        stay)."""
         dead = dead & self._given.keys()
         taken = [uid for uid in dead if self._given[uid].state is _State.TAKEN]
         for uid in dead.difference(taken):
@@ -225,7 +226,7 @@ class QueueConsumer(Generic[P]):
 
     @property
     def _most(self) -> int:
-        """That may wait here. What can be begun at once waits for nothing."""
+        """How many units may wait here. What can be begun at once waits for nothing."""
         return max(self.window, self.room, self.reserve)
 
     def forget_credit(self) -> None:

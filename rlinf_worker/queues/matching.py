@@ -21,7 +21,8 @@ _Offer = tuple[float, int, int]  # weight of what it has, -credit, index
 
 
 class Consumers:
-    """Of one queue: all of the roster, present or not, and how much each can take from now on (rounds, for a gang)."""
+    """The consumers of one queue: all of the roster, present or not, and how much each can take from now on (rounds,
+    for a gang)."""
 
     def __init__(self) -> None:
         self.on_ranked: Callable[[], None] = lambda: None

@@ -78,7 +78,7 @@ class OpenSteps:
         return self._steps.get(age)
 
     def at(self, age: Age) -> StepRounds:
-        """For what comes of it, which may be before the flow has said what there is to come."""
+        """The step, for what comes of it, which may be before the flow has said what there is to come."""
         found = self._steps.get(age)
         if found is None:
             found = StepRounds(age)
@@ -184,7 +184,8 @@ class OpenSteps:
         )
 
     def waiting_for(self, number: int) -> list[str]:
-        """Of an open step, for messages: tickets of which units are to come, and units that have not reached a rank."""
+        """What an open step waits for, for messages: tickets of which units are to come, and units that have not
+        reached a rank."""
         for step in self._open():
             if step.age.step == number:
                 entries = ((key, self._book.get(UnitId(step.age.branch, key))) for key in step.known())

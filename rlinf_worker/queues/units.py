@@ -38,7 +38,7 @@ class Age(NamedTuple):
 
     @classmethod
     def at(cls, version: PolicyVersion) -> Age:
-        """Of the step that made it."""
+        """The age of the step that made that version."""
         return cls(version.branch, version.number)
 
     @classmethod
@@ -49,7 +49,7 @@ class Age(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _age(branch: int, step: int) -> Age:
-    """Of thousands of units few steps are open at a time: it is one value, and is found by being the same."""
+    """One value for each age, which is found by being the same: of thousands of units few steps are open at a time."""
     return Age(branch, step)
 
 

@@ -1,4 +1,4 @@
-"""Of which tickets more may be made, of what is in one queue. Pure.
+"""The tickets of which more may be made, by what is in one queue. Pure.
 
 For: queues.book, which counts; driver.ends, which asks all queues of a flow whether a ticket is through.
 """

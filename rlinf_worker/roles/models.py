@@ -66,7 +66,7 @@ def language_model(path: str, *, dtype: torch.dtype) -> Any:
 
 
 def config_of(path: str) -> Any:
-    """Of the model, without its weights. Raises UserError."""
+    """The config of the model, without its weights. Raises UserError."""
     _look(path)
     try:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -111,7 +111,7 @@ def save_folder(folder: Path, tensors: Mapping[str, torch.Tensor], *, shape: Any
 
 
 def digest_of(path: str) -> str:
-    """Of the tokenizer: two of one vocabulary and other merges are two."""
+    """A digest of the tokenizer: two of one vocabulary and other merges differ in it."""
     found = hashlib.blake2b(digest_size=12)
     for name in TOKENIZER:
         at = Path(path, name)

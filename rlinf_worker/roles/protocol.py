@@ -284,11 +284,11 @@ class RoleContext(Protocol):
         ...
 
     def asking(self, name: str) -> Asking:
-        """Of a cycle in which this role asks."""
+        """The end of a cycle in which this role asks."""
         ...
 
     def answering(self, name: str) -> Answering:
-        """Of a cycle in which this role answers."""
+        """The end of a cycle in which this role answers."""
         ...
 
     @property

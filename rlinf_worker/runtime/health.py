@@ -22,7 +22,8 @@ from rlinf_worker.roles.protocol import Probed
 from rlinf_worker.settings import Settings
 
 TICK_S: Final = 0.5
-"""Of a wait no more is counted at once: where the process or its machine stood still, the engine had no chance."""
+"""The most seconds of a wait that are counted at once: where the process or its machine stood still, the engine had no
+chance."""
 UNASKED: Final = frozenset({"start", "load", "compile", "stop"})
 """Phases in which an engine may be busy with itself; each has a deadline of its own."""
 CHILDREN_NAMED: Final = 8

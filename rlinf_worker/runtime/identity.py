@@ -43,7 +43,7 @@ class WorkerIdentity:
 
     @property
     def own_devices(self) -> tuple[str, ...]:
-        """Of its slots, in their order."""
+        """The UUIDs of the GPUs of its slots, in their order."""
         return tuple(self.devices[slot] for slot in self.slots) if self.devices else ()
 
     @property

@@ -154,7 +154,7 @@ class Replans:
 
 
 def branches_of(message: pb.DriverMessage) -> Iterable[int]:
-    """Of the weights' history, that it names; 0 where it names none."""
+    """The branches of the weights' history that a message names; 0 where it names none."""
     kind = message.WhichOneof("kind")
     if kind in ("begin", "step_commit"):
         return (getattr(message, kind).version.branch,)
@@ -211,8 +211,8 @@ class WorkerSession:
 
     @property
     def highest_branch(self) -> int:
-        """That this worker has heard of, from anybody: by steps that commit on it, by what is cancelled for it, by what
-        it is given to do. A new driver gives the next one a higher number."""
+        """The highest that this worker has heard of, from anybody: by steps that commit on it, by what is cancelled for
+        it, by what it is given to do. A new driver gives the next one a higher number."""
         return max(self._highest_branch, self.weights.highest_branch)
 
     @property

@@ -62,9 +62,9 @@ class Work:
         self._open: dict[object, tuple[str, float, asyncio.Task[object] | None]] = {}
         self._seen: Hashable = None
         self.still_s = 0.0
-        """Since it moved last."""
+        """Seconds since it moved last."""
         self.stuck_s = 0.0
-        """Of these, the last seconds in which it waited for nobody."""
+        """The last of these seconds, in which it waited for nobody."""
 
     @contextmanager
     def piece(self, kind: str) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Stance:
         return self.frozen is Standing.DUE and self.inside and not self.granted
 
     def standing(self) -> tuple[Standing, bool]:
-        """And whether it is ripe."""
+        """How the role stands, and whether that is ripe."""
         if self._leaving:
             return Standing.LEAVES, True
         ready = [wait for wait in self._waits.gated if wait.condition()] if self.inside else []
@@ -86,7 +86,7 @@ class Stance:
 
 
 class Idleness:
-    """Of a role that was told that somebody waits: none of its waits is over, and no work is under way."""
+    """Whether a role is idle that was told that somebody waits: none of its waits is over, and no work is under way."""
 
     def __init__(
         self, stance: Stance, waits: Waits, recorder: Recorder, *, after_s: float, found: Callable[[], None]

@@ -41,8 +41,8 @@ Piece = Callable[[str], AbstractContextManager[object]]
 MEMBERSHIP_TIMEOUT_S: Final = 30.0  # the agent says it in answer to our hello, over a socket of this pod
 SLOW_OFFLOAD_S: Final = 0.05  # only then is it said beforehand: the word would stand before the one that is waited for
 LOOKS_SHARE: Final = 0.01
-"""Of the time, for looks at what is in use: the kernel adds up a process of a gigabyte in 10 ms, and who has the next
-turn waits for it. A turn of 20 ms would last 40."""
+"""The share of the time for looks at what is in use: the kernel adds up a process of a gigabyte in 10 ms, and who has
+the next turn waits for it. A turn of 20 ms would last 40."""
 
 
 class Residence:
@@ -210,7 +210,7 @@ class Speech:
 
 
 class Wish:
-    """For the slots: a span from the moment on at which a worker could use a turn."""
+    """The wish for the slots: a span from the moment on at which a worker could use a turn."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -156,7 +156,7 @@ class Arenas:
         return nbytes >= SMALL_BYTES and not any(nbytes <= a.nbytes <= 2 * nbytes and not a.busy for a in self._kept)
 
     def end_leases(self, peer: str, is_over: Callable[[tuple[int, int]], bool]) -> None:
-        """Of the versions, (branch, number), that this peer had mapped. Only what is kept is ever shared."""
+        """Ends this peer's leases of versions, (branch, number), that are over. Only what is kept is ever shared."""
         for arena in self._kept:
             over = [k for k in arena.leases if k[0] == peer and is_over((k[1], k[2]))]
             for lease in over:

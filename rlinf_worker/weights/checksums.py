@@ -18,7 +18,7 @@ OWN: Final = b""  # in the place of a view: what this rank itself publishes
 
 
 class Checksums:
-    """Of each view of each version one number, whoever says it."""
+    """The checksum of each view of each version: one number, whoever says it."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[PolicyVersion, bytes], int] = {}

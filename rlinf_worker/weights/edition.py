@@ -265,7 +265,8 @@ class Edition:
 
     # --- as a Holding -------------------------------------------------------------------------------------------------
     def has_hashes(self, view: bytes) -> bool:
-        """Of what is here. Else they are made when they are asked for, which takes as long as reading it."""
+        """Whether there are hashes of what is here. Else they are made when they are asked for, which takes as long as
+        reading it."""
         return self.is_whole and view == planning.RAW_WHOLE
 
     def _parts(self, view: bytes) -> list[TensorPart]:

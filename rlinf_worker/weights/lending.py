@@ -51,7 +51,7 @@ class Lender:
             )
 
     def _copied(self, kept: memoryview) -> Shared:
-        """Of a worker without shared memory, or of few bytes."""
+        """A copy, for a worker without shared memory, or of few bytes."""
         if self._copy is None or self._copy.nbytes < kept.nbytes:
             self._copy = anonymous(kept.nbytes)
         self._copy.memory[: kept.nbytes] = kept
@@ -61,7 +61,7 @@ class Lender:
 
 
 class BorrowedWeights:
-    """In a child. Of one thread."""
+    """The weights that a child has borrowed, for one of its threads."""
 
     def __init__(self) -> None:
         self._arenas = Arenas(None)

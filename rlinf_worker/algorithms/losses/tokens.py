@@ -25,8 +25,8 @@ Aggregation = Literal["sequence-mean", "token-mean", "sequence-sum", "constant"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLossConfig:
     ratio: Literal["token", "sequence"] = "token"
-    """Of new to old probability: of each token (PPO, arXiv 1707.06347, equation 6), or of the answer, as the geometric
-    mean over its tokens (GSPO, arXiv 2507.18071, equation 7)."""
+    """The ratio of new to old probability: of each token (PPO, arXiv 1707.06347, equation 6), or of the answer, as the
+    geometric mean over its tokens (GSPO, arXiv 2507.18071, equation 7)."""
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     """The ratio stops to count below 1 - clip_low and above 1 + clip_high (clip-higher: DAPO, arXiv 2503.14476,
@@ -53,7 +53,7 @@ class TokenBatch:
     """What the ratio is to: the policy before the step's first update (the decoupled objective, arXiv 2110.00641,
     equation 2), or what the engine said (behaviour clipping)."""
     engine_T: Tensor
-    """Of the distribution that each token was sampled from."""
+    """Log-probabilities in the distribution that each token was sampled from."""
     advantage_T: Tensor
     sequence_T: Tensor
     """Which answer each token is of, 0 to S - 1."""
@@ -80,7 +80,8 @@ class TokenLossOut:
     """What the step's gradient is divided by: tokens with token-mean, else answers."""
     entropy_sum: Tensor
     kl_sum: Tensor
-    """Of (ratio - 1) - log ratio over tokens: KL(old, new), never negative (Schulman, "Approximating KL", k3)."""
+    """The sum of (ratio - 1) - log ratio over tokens: KL(old, new), never negative (Schulman, "Approximating KL",
+    k3)."""
     clipped_sum: Tensor
     """Tokens (of ratio sequence: those of answers) whose loss has no gradient for the clip."""
     capped_sum: Tensor

@@ -42,7 +42,7 @@ from rlinf_worker.weights import layout
 from rlinf_worker.weights.tensors import Shard
 
 Columns = dict[str, Tensor]
-"""Of samples, by the names of MicroBatch, beside `obs` and `action`."""
+"""Columns of samples, by the names of MicroBatch, beside `obs` and `action`."""
 FLOAT_COLUMNS: Final = ("logprob", "value", "advantage", "returns")
 SMALLEST: Final = PolicySpec(obs_shape=(1,), actions=Actions("discrete", 2), hidden_sizes=(1,))
 EPISODE_WINDOW: Final = 100  # episodes in return_mean, as everybody reports CartPole

@@ -24,7 +24,8 @@ SAME: Final = 1e-3
 
 
 class Scorer(nn.Module):
-    """Of the distribution that was sampled from: temperature, and no stop token before the least length."""
+    """Log-probabilities in the distribution that was sampled from: with the temperature, and no stop token before the
+    least length."""
 
     def __init__(self, model: Any, *, temperature: float, stops: Sequence[int], chunk_numbers: int = CHUNK_NUMBERS):
         super().__init__()

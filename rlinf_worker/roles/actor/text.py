@@ -220,7 +220,7 @@ class TextTrainer(Trainer, Offloads):
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def _evaluated(self, items: Sequence[Item]) -> dict[str, float]:
-        """Of groups that nothing is learnt from, where this step has some."""
+        """Numbers of groups that nothing is learnt from, where this step has some."""
         seen = [group for rank in self._learner.gathered([_seen(item) for item in items]) for group in rank]
         if not seen:
             return {}
@@ -286,7 +286,7 @@ def _event_file(folder: str) -> EventFile:
 
 
 def _own_loss(kind: str) -> OwnLoss | None:
-    """Of module:function; None: one of ours."""
+    """The loss of module:function; None: it is one of ours."""
     if ":" not in kind:
         return None
     function = loading.function(kind, what="loss", field="spec.flow.config.loss.kind")
@@ -315,5 +315,5 @@ def _seen(item: Item) -> dict[str, Any]:
 
 
 def _staleness(item: Item) -> NDArray[np.int64]:
-    """Of each token: how many updates the policy had seen since, when the step began."""
+    """The staleness of each token: how many updates the policy had seen since, when the step began."""
     return item.step - 1 - np.array(item.payload["versions"], np.int64)[:, 1]

@@ -36,8 +36,8 @@ MOST_APART: Final = 40.0
 are numbers yet."""
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 PADDED: Final = 0.125
-"""Of a micro-batch's positions that are padding, at most: with lognormal lengths (sigma 0.8), 64 samples and a budget
-of 16,384 these are 11% instead of 45%, in 8 passes instead of 3."""
+"""The largest share of padding in a micro-batch's positions: with lognormal lengths (sigma 0.8), 64 samples and a
+budget of 16,384 padding is 11% instead of 45%, in 8 passes instead of 3."""
 PASS_POSITIONS: Final = 64
 """Positions of padding for which no further pass is made, as it costs more: 5 ms, in which a model of 0.3 million
 parameters computes about so many and a larger one fewer."""
@@ -66,7 +66,7 @@ class TextLearnerConfig:
     """Tokens of a sample before a stop token could be drawn."""
 
     def factor(self, step: int, *, steps: int) -> float:
-        """Of the learning rate in step 1, 2, ..."""
+        """The factor on the learning rate in step 1, 2, ..."""
         if step <= self.warmup_steps:
             return step / (self.warmup_steps + 1)
         done = (step - 1 - self.warmup_steps) / max(1, steps - self.warmup_steps)
@@ -104,11 +104,11 @@ class _Sample:
 
 @dataclass(slots=True)
 class AddedUp:
-    """Of what was added since the last update."""
+    """What was added up since the last update."""
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     engine_difference: float = 0.0
-    """The largest between engine and trainer of one fresh token, in nats."""
+    """The largest difference between engine and trainer of one fresh token, in nats."""
 
 
 class TextLearner:
@@ -166,7 +166,8 @@ class TextLearner:
                     at += sample.length
 
     def _micro_batches(self, groups: Sequence[AnswerGroup]) -> Iterator[list[_Sample]]:
-        """Of like lengths, so that little is padding; the first is the longest, to which the others are padded."""
+        """Micro-batches of like lengths, so that little is padding; the first sample of each is the longest, to which
+        the others are padded."""
         samples: list[_Sample] = []
         for group in groups:
             start = 0

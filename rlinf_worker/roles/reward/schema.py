@@ -23,12 +23,12 @@ class RuleConfig(Model):
     expression equals the answer, as Math-Verify reads both. module:function of the user's own: f(texts, row) -> a
     number for each text, or {"part": [numbers], ...}."""
     answer_column: Annotated[str, Field(min_length=1, max_length=200)] = "answer"
-    """Of a row: what exact, regex and math compare with."""
+    """The column of a row that exact, regex and math compare with."""
     pattern: Annotated[str, Field(max_length=1000)] = ""
-    """Of regex: its last match counts, its first group where it has one. As `####\\s*(-?\\d+)`."""
+    """The pattern of regex: its last match counts, its first group where it has one. As `####\\s*(-?\\d+)`."""
     weights: Annotated[dict[str, float], Field(max_length=64)] = {}
-    """Of named parts, whose weighted sum is the reward. A part without one counts 1; one that has a weight is in each
-    answer, or the job ends: a misspelt name would count 1 without a word."""
+    """The weights of named parts, whose weighted sum is the reward. A part without one counts 1; one that has a weight
+    is in each answer, or the job ends: a misspelt name would count 1 without a word."""
     timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """For one group. After that its process is killed and started again. 30: a rule takes milliseconds."""
     on_error: Literal["drop", "zero", "fail"] = "zero"
@@ -36,8 +36,8 @@ class RuleConfig(Model):
     that nothing is learnt from it. drop: the step goes on without it. fail: the job ends with its sentence."""
 
     memory: MemoryConfig | None = None
-    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
-    are too few, placement Auto has them take turns."""
+    """The role's memory on a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles
+    declare it, and slots are too few, placement Auto has them take turns."""
 
     @model_validator(mode="after")
     def _is_known(self) -> RuleConfig:

@@ -25,9 +25,9 @@ NAME: Final = "samples.jsonl"
 MOST_BYTES: Final = 32 << 20
 """Then it becomes samples.jsonl.1 in place of an older one: some 10,000 samples of 3 KB are kept."""
 GROUPS: Final = 4
-"""Of a step, and of its evaluation; of each the best sample and the worst."""
+"""How many groups are shown of a step, and of its evaluation; of each the best sample and the worst."""
 CHARACTERS: Final = 4000
-"""Of a text, from its begin."""
+"""How many characters are shown of a text, from its begin."""
 STEPS: Final = 64
 """Counted at a time: more than may be open."""
 

@@ -49,6 +49,6 @@ class Drawing:
 
 
 def most_samples(flow: FlowSettings) -> int:
-    """Of a group, of whatever purpose."""
+    """The most samples of a group, of whatever purpose."""
     evaluated = int(flow.config["evaluation"]["samples"]) if flow.eval_data else 0
     return max(int(flow.config["samples_per_prompt"]), evaluated)

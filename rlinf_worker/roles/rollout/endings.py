@@ -23,7 +23,8 @@ NO_PREFIX: Final = "Invalid prefix encountered"
 
 
 class StopSearch:
-    """Of one sample. Text is decoded once, as tokens come; kept is what may be the begin of a stop string."""
+    """The search for stop strings in one sample. Text is decoded once, as tokens come; kept is what may be the begin of
+    a stop string."""
 
     def __init__(self, tokenizer: Any, strings: Sequence[str], *, least: int, keeps_text: bool = False) -> None:
         self._tokenizer, self._strings, self._least = tokenizer, tuple(strings), least

@@ -28,7 +28,7 @@ from rlinf_worker.channels.protocol import PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Of one request."""
+    """How the samples of one request are drawn."""
 
     samples: int
     temperature: float
@@ -43,10 +43,11 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
     """Texts that end a sample, with the token that completes one (endings.py)."""
     top_k: int = 0
-    """Of the likeliest so many alone, behind the temperature, with those that are as likely as the last. 0: of all."""
+    """How many tokens are drawn from, behind the temperature: the likeliest ones, with those that are as likely as the
+    last. 0: all."""
     top_p: float = 1.0
-    """Of these, the likeliest that have as much probability together, one at least. What is drawn from adds up to 1
-    again, and log-probabilities are of that."""
+    """How much probability the tokens of these that are drawn from have together: the likeliest ones, one at least.
+    What is drawn from adds up to 1 again, and log-probabilities are of that."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class Made:
         )  # fmt: skip
 
     def to_plain(self) -> dict[str, Any]:
-        """For another worker. Versions are spans: [branch, number, how many tokens]."""
+        """As another worker reads it. Versions are spans: [branch, number, how many tokens]."""
         spans = [[[*version, len(list(same))] for version, same in groupby(each)] for each in self.versions]
         return {"ids": self.ids, "logprobs": self.logprobs, "finished": self.finished, "versions": spans}
 
@@ -135,7 +136,7 @@ class Engine(Protocol):
 
     # --- off the slots and back: in any thread, between two calls of the others ---------------------------------------
     def bytes_now(self) -> int:
-        """Of weights and cache. Beside a step, too."""
+        """The bytes of weights and cache. It may be asked beside a step, too."""
         ...
 
     def empty(self) -> None:

@@ -35,7 +35,7 @@ from rlinf_worker.roles.rollout.engine import Made, Sampling
 BLOCK: Final = 64
 """Positions by which the cache grows: a step of a small model is not made slower by copying."""
 DEAD_SHARE: Final = 0.25
-"""Of rows that have ended, before those that have not are moved together."""
+"""The share of rows that have ended from which on those that have not are moved together."""
 SCORED_AT_ONCE: Final = 1 << 22
 """Numbers of the distributions that are in float64 at a time: 32 MiB."""
 PREFILL_TOKENS: Final = 1 << 14
@@ -328,7 +328,7 @@ class _Batch:
         return found
 
     def _ending(self, request: _Request, sample: int) -> StopSearch | None:
-        """That has seen what there is of it."""
+        """The search for stop strings, which has seen what there is of the sample; None: the request has none."""
         sampling = request.sampling
         if not sampling.stop_strings:
             return None
@@ -467,7 +467,7 @@ class _Rows(Cache):
         self._values = [each.index_select(0, rows) for each in self._values]
 
     def room(self, more: int, positions: int) -> None:
-        """For that many rows more, of that many positions."""
+        """Makes room for that many rows more, of that many positions."""
         self._more = more
         self._grow(positions)
         self._keys = [_taller(each, more) for each in self._keys]
@@ -480,7 +480,7 @@ class _Rows(Cache):
             self._values = [_wider(each, wide - have) for each in self._values]
 
     def write(self, rows: Tensor, texts: Tensor, computed: DynamicCache) -> None:
-        """Of texts that were computed at once, to the rows that begin with them."""
+        """Writes the cache of texts that were computed at once to the rows that begin with them."""
         for number in range(self._layers):
             layer = computed.layers[number]
             assert isinstance(layer, DynamicLayer), "a layer of full attention"

@@ -43,7 +43,7 @@ KEEP_S: Final = 1.0
 
 
 class LanguageRole(ABC):
-    """Of whatever kind: a subclass makes the engine. Offloadable."""
+    """A role that generates with a language model, of whatever kind: a subclass makes the engine. It is offloadable."""
 
     schema: type[LanguageConfig]
     _engine: Engine | None = None
@@ -51,7 +51,7 @@ class LanguageRole(ABC):
     """The engine has been off its slots, and has no weights yet."""
 
     decoder: Any = None
-    """Of the library tokenizers, where there are stop strings."""
+    """The tokenizer of the library tokenizers, where there are stop strings."""
 
     @abstractmethod
     def engine(self, config: Any, *, path: str, shape: Any, kv_bytes: int) -> tuple[Engine, int]:
@@ -255,7 +255,7 @@ class LanguageRole(ABC):
                 self._tickets.drop(item, "cancelled")
 
     def _keep(self) -> None:
-        """For whoever makes these groups if it is not us."""
+        """Leaves what there is of groups for whoever goes on with them if it is not us."""
         for name, (item, answer) in self._working.items():
             if not answer.done() and (made := self._held_engine.so_far(name)).has_begun:
                 self._tickets.keep(item, made.to_plain())

@@ -16,7 +16,7 @@ from rlinf_worker.roles.samples import is_evaluation
 
 
 class Prompts:
-    """Of training and of evaluations: a ticket's key says of which it is, its payload which row, {"index": 7}."""
+    """The prompts of training and evaluations: a ticket's key says of which, its payload which row, {"index": 7}."""
 
     def __init__(self, flow: FlowSettings, *, column: str) -> None:
         """Opens the files. `column`: of a row, text or messages."""

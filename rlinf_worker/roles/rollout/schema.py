@@ -27,7 +27,7 @@ class TorchConfig(Model):
 
 
 class LanguageConfig(Model):
-    """Of each kind that generates with a language model."""
+    """The config of each kind that generates with a language model."""
 
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Longer prompts are dropped by name. 1024: those of the usual problems in mathematics fit."""
@@ -36,7 +36,8 @@ class LanguageConfig(Model):
     min_response_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Before that many no stop token is drawn, here and in the actor's distribution."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Of sampling, and of the log-probabilities that are trained on. 1: the model's own distribution."""
+    """The temperature of sampling, and of the log-probabilities that are trained on. 1: the model's own
+    distribution."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] = []
     """Tokens that end a sample, and belong to it. Empty: those of the model's generation config, or the tokenizer's."""
     stop_strings: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = []
@@ -47,13 +48,14 @@ class LanguageConfig(Model):
     max_sequences: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Samples that are generated at once, each with its part of the cache. A group has to fit."""
     prompt_column: Annotated[str, Field(min_length=1, max_length=200)] = "prompt"
-    """Of a row: text, or messages [{role, content}], which go through the tokenizer's chat template."""
+    """The column of a row that has the prompt: text, or messages [{role, content}], which go through the tokenizer's
+    chat template."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the engine's weights and cache, in which they are published, too. float32: log-probabilities of engine and
-    actor then differ by 1e-5, of bfloat16 by up to 0.3."""
+    """The type of the engine's weights and cache, in which they are published, too. float32: log-probabilities of
+    engine and actor then differ by 1e-5, of bfloat16 by up to 0.3."""
     memory: MemoryConfig | None = None
-    """Of a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles declare it, and slots
-    are too few, placement Auto has them take turns."""
+    """The role's memory on a slot, as `rlinf_worker_turn_memory_bytes` has it. None: not declared. Where all roles
+    declare it, and slots are too few, placement Auto has them take turns."""
 
     on_new_weights: Literal["recompute", "keep", "drain"] = "recompute"
     """With maxStaleness above 0, as new weights come while samples are under way. recompute: they go on with them, and
@@ -72,11 +74,11 @@ class LanguageConfig(Model):
 
 
 class TransformersConfig(LanguageConfig):
-    """Of kind `transformers`: generation by the library of that name, on CPUs."""
+    """The config of kind `transformers`: generation by the library of that name, on CPUs."""
 
 
 class VllmConfig(LanguageConfig):
-    """Of kind `vllm`, on CPUs."""
+    """The config of kind `vllm`, on CPUs."""
 
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """As above. 0.01: vLLM raises lower ones to it, and the actor would score by another distribution."""

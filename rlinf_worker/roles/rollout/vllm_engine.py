@@ -45,7 +45,7 @@ PREFILL_TOKENS: Final = 1 << 13
 """Tokens of prompts that are computed in one step, where samples are shorter. Prompts are not cut: the part of a step
 that draws nothing would take a draw back, which generators of CPUs cannot do."""
 SEEDS: Final = 2**53
-"""Of the numbers in [0, 1) of a float64, which are made seeds of."""
+"""How many numbers a float64 in [0, 1) is drawn from: its place among them is a seed."""
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
@@ -248,7 +248,7 @@ class VllmEngine:
         return made
 
     def _seed_each(self) -> None:
-        """Of those that vLLM's runner knows; a new request begins with the seed that it brings."""
+        """Gives each sample that vLLM's runner knows its seed; a new request begins with the one that it brings."""
         held = self._runner.requests
         for sample in self._samples.values():
             state = held.get(sample.internal)

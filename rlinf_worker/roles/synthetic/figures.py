@@ -49,7 +49,7 @@ class Figures:
     """From then on the time per item is multiplied by `drift_factor`."""
     drift_factor: float
     mean_tokens: float = 0.0
-    """Of a unit; 0: the flow says nothing of tokens."""
+    """The tokens of a mean unit; 0: the flow says nothing of tokens."""
     sigma_tokens: float = 0.0
     by_tokens: bool = False
     """A unit is as long as it has tokens, for each such role."""
@@ -120,7 +120,7 @@ class Figures:
         return self._drawn(self.role, key, sigma=self.sigma)
 
     def tokens(self, keys: Iterable[str]) -> float:
-        """Of all these units; 0 where the flow says nothing of them."""
+        """The tokens of all these units; 0 where the flow says nothing of them."""
         if not self.mean_tokens:
             return 0.0
         return self.mean_tokens * math.fsum(self._drawn(TOKENS, key, sigma=self.sigma_tokens) for key in keys)

@@ -141,7 +141,7 @@ class Graph:
 
     # --- units --------------------------------------------------------------------------------------------------------
     def units(self, role: str) -> int:
-        """Of a step, that the role works on. Whoever answers in a cycle has those of who asks."""
+        """The units of a step that the role works on. Whoever answers in a cycle has those of who asks."""
         cycle = self.cycle_of(role)
         return self.counts.get(cycle.front if cycle is not None else role, self.items)
 
