@@ -65,7 +65,8 @@ class Budget:
     def __init__(self, budgets: dict[str, float]) -> None:
         self.budgets = budgets
         self.took_s: dict[str, float] = defaultdict(float)
-        """Of tests: in a process of xdist its own, in the one that has them all."""
+        """Seconds that tests took, by entry: in a process of xdist its own tests, in the one that has them all every
+        test."""
         self.imported_s: dict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)

@@ -134,7 +134,7 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_defaults(node: Any) -> Any:
-    """Of what is kept as it was written: the API server would put an empty text where there is nothing."""
+    """The schema of what is kept as it was written: the API server would put an empty text where there is nothing."""
     if isinstance(node, dict):
         return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
     return [_without_defaults(value) for value in node] if isinstance(node, list) else node

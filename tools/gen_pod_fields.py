@@ -30,7 +30,7 @@ _SIMPLE: Final = {
 
 
 def fields() -> dict[str, dict[str, str]]:
-    """Of each model that a pod template reaches: field to kind, as in `{"env": "[V1EnvVar]", "image": "text"}`."""
+    """The kind of each field, by model that a pod template reaches, as in `{"env": "[V1EnvVar]", "image": "text"}`."""
     found: dict[str, dict[str, str]] = {}
     waiting = [ROOT]
     while waiting:

@@ -17,8 +17,8 @@ Line = dict[str, Any]
 
 
 def results(path: Path, one: Callable[[int], Line], *, count: int, until: float, at_once: int = 1) -> list[Line]:
-    """Of problems 0 to `count`, in order. `until`: begin none after so much of the monotonic clock. Each line has its
-    `seed`."""
+    """The results of problems 0 to `count`, in order. `until`: begin none after so much of the monotonic clock. Each
+    line has its `seed`."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {line["seed"]: line for line in map(json.loads, lines)}
     path.parent.mkdir(parents=True, exist_ok=True)

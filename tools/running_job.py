@@ -149,7 +149,7 @@ class RunningJob:
         return known
 
     def living(self) -> list[psutil.Process]:
-        """Of all that were seen."""
+        """Those that live of all processes that were seen."""
         return [process for process in self._known.values() if lives(process)]
 
     # --- ending -------------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def missed(row: Mapping[str, Any]) -> bool:
-    """Of a row as in the JSON."""
+    """Whether a row, as it is in the JSON, misses its bar."""
     if row["bar"] is None:
         return False
     return bool(row["value"] < row["bar"] if row["better"] == "higher" else row["value"] > row["bar"])

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import psutil
 
 IDLE_SHARE = 0.93
-"""Of all CPUs together. A quiet machine with a desktop or a kubelet on it sits at 0.95 to 0.99."""
+"""The share of all CPUs together that has to be idle. A quiet machine with a desktop or a kubelet on it sits at 0.95 to
+0.99."""
 WINDOW_S = 1.0
 QUIET_WINDOWS = 2
 PATIENCE_S = 60.0
-"""Of one benchmark, over all its runs. A build's end is waited for, a neighbour that computes all day is not."""
+"""How long one benchmark waits, over all its runs. A build's end is waited for, a neighbour that computes all day is
+not."""
 
 
 def measured_idle_share() -> float:

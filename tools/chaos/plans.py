@@ -59,7 +59,7 @@ class Ask:
 
 
 class Plans:
-    """Of one job. `read()` once it runs and before anything is done to it."""
+    """The changes of one job's plan. `read()` once it runs and before anything is done to it."""
 
     def __init__(self, work_dir: Path) -> None:
         self._work_dir = work_dir
@@ -93,7 +93,7 @@ class Plans:
         return (in_force, says) if in_force or _is_late(says) else self._set(self.first, "plan-first.yaml")
 
     def problems(self) -> list[str]:
-        """Of a job that has ended."""
+        """What is wrong with the changes of a job that has ended."""
         late = [ask for ask in self.asked if not ask.overtaken and _is_late(ask.says)]
         return [f"a change of plan ({ask.what}) was neither in force nor refused: {ask.says}" for ask in late]
 

@@ -43,7 +43,7 @@ class Done:
     began: float
     until: float
     asks: Sequence[Ask] = ()
-    """Of plans: the last of them decides."""
+    """The changes of plan that were asked for: the last of them decides."""
     commits_before: int | None = None
     recovered_s: float | None = None
 

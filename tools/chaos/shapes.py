@@ -36,7 +36,8 @@ FAKES: Final = "tests.fakes.critic_job"
 ITEMS: Final = 12
 GROUPS: Final = 6
 IMPORT_S: Final = 5.0
-"""Of torch and transformers: seconds of a core for each worker, and all of them may start at once on two."""
+"""What importing torch and transformers takes: seconds of a core for each worker, and all of them may start at once on
+two."""
 SLOTS: Final = {"cpu": "50m", "memory": "512Mi"}
 Json = dict[str, Any]
 
@@ -47,9 +48,9 @@ class Shape:
     manifest: Json
     roles: tuple[str, ...]
     units: int
-    """That each step trains on."""
+    """The units that each step trains on."""
     start_s: float = 0.0
-    """What its workers together take longer to start than those of other shapes."""
+    """How much longer its workers together take to start than those of other shapes."""
 
     def prepare(self, folder: Path) -> None:
         """Makes what the job reads there."""
@@ -57,7 +58,7 @@ class Shape:
             reasoning.make_folder(folder)
 
     def problems(self, run: RunningJob) -> list[str]:
-        """Of a job that has ended, beside what holds for all: what it has learnt."""
+        """What is wrong with a job that has ended, beside what holds for all: what it has learnt."""
         if self.name != "critic":
             return []
         told = {line["step"]: (int(line["total"]), int(line["critic_total"])) for line in run.lines("metrics")}

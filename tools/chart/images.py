@@ -37,7 +37,7 @@ LARGE: Final = frozenset({"actor-fsdp", "rollout-vllm"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     folder: str
-    """Of the Dockerfile, below the repository."""
+    """The folder of the Dockerfile, below the repository."""
     name: str
 
     @property

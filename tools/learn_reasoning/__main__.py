@@ -29,8 +29,8 @@ from tools.learn_reasoning.rows import NEAR, REWARDS, SIZES, Row, make_task, man
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "build" / "learn-reasoning"
 JOB_TIMEOUT_S: Final = 1800.0
-"""Of one job: 12 times what 150 steps take on 2 cores. One whose rollout is killed ten times had done 85 of 100 steps
-after 900 s, at a load of 25."""
+"""The most seconds of one job: 12 times what 150 steps take on 2 cores. One whose rollout is killed ten times had done
+85 of 100 steps after 900 s, at a load of 25."""
 Line = dict[str, Any]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 BEGIN, END = "<!-- rows -->", "<!-- /rows -->"
 WIDTH, HEIGHT, EDGE, NAMES = 720, 400, 40, 150
 LINE = 14
-"""Of the names beside the curves."""
+"""The distance of the names beside the curves, from one to the next."""
 COLOURS: Final = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 Line = Mapping[str, Any]
 

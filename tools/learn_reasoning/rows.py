@@ -75,7 +75,7 @@ def rows() -> Iterator[Row]:
 
 _addition: Final[dict[str, Any]] = {"steps": 100, "learning_rate": 5e-4}
 SIZES: Final = {"sevens": (8, 32, 32), "addition": (8, 4, 0)}
-"""Of a task: tokens of prompts and responses at most, of responses at least."""
+"""The sizes of a task: tokens of a prompt at most, of a response at most, and of a response at least."""
 REWARDS: Final[dict[str, Reward]] = {"sevens": rewards.sevens, "addition": rewards.exact}
 
 

@@ -140,7 +140,7 @@ def _choices(problem: PlanProblem, role: RoleCosts) -> Iterator[Choice]:
 
 
 def _stages(problem: PlanProblem, cycle: CycleEdge) -> Sequence[int]:
-    """Of units that travel by themselves any number; of sub-batches one or two."""
+    """The stages to try: any number of units that travel by themselves, one or two sub-batches."""
     return range(1, problem.units[cycle.front] + 1) if cycle.is_single else (1, 2)
 
 

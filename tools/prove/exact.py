@@ -43,7 +43,7 @@ def one(seed: int, *, slots: int, kind: str = "tiny") -> dict[str, Any]:
 
 
 def asking(seed: int, *, slots: int) -> PlanProblem:
-    """Of every second one each unit travels by itself."""
+    """A problem with a cycle. In every second one each unit travels by itself."""
     cyclic = (p for p in (problems.tiny(n, slots=slots) for n in itertools.count()) if p.cycles)
     return problems.like_ppo(next(itertools.islice(cyclic, seed, None)), is_single=seed % 2 == 0)
 

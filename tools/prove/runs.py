@@ -21,9 +21,10 @@ from rlinf_api.profile import Profile
 from tools.workloads import ROOT
 
 BUSY: Final = 0.7
-"""Of the machine's cores, over a run: beyond it a run is void, as what it measures is the machine."""
+"""The share of the machine's cores that may be busy over a run: beyond it a run is void, as what it measures is the
+machine."""
 WRITTEN: Final = {"pools", "workers", "lease_sets", "channels", "cycles"}
-"""Of a plan, what a person writes down: the rest is about who wrote it, and why."""
+"""What a person writes down of a plan: the rest is about who wrote it, and why."""
 
 
 class RunFailed(Exception):

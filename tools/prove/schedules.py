@@ -44,7 +44,7 @@ from tools.running_job import RunningJob, send, surviving
 from tools.workloads import ROOT, entries, job
 
 ENTRIES: Final = ("drawn-00", "drawn-03", "drawn-11", "drawn-14", "drawn-02", "drawn-21", "drawn-26", "drawn-29")
-"""Of two to four slots, with and without a cycle, staleness, two pools."""
+"""Jobs of two to four slots, with and without a cycle, staleness, two pools."""
 ITEMS: Final = 16
 STEP_S: Final = 0.6  # of a step, about: a fifth of it is what the runtime's own work takes, ten jobs a core at once
 STEPS: Final = 40
@@ -55,7 +55,7 @@ ACTS: Final = (
     ("unpin", 3), ("set", 2),
 )  # fmt: skip
 END_S: Final = 240.0
-"""Of the whole job: 24 s of steps, starts, and every fault's way back."""
+"""How long the whole job may take: 24 s of steps, starts, and every fault's way back."""
 ASK_S: Final = 2.0  # of a verb: what it asked for goes on without it
 LOOK_S: Final = 0.05
 KEPT: Final = ROOT / "build" / "prove"
@@ -214,8 +214,8 @@ def _revision(plan: dict[str, Any]) -> int:
 
 
 def problems(run: RunningJob) -> list[str]:
-    """Of a job that was given its time: it is complete, each step has committed once with all of its units, and one
-    plan is in force, the one that the job names and that the driver told last."""
+    """What is wrong with a job that was given its time. None where it is complete, each step has committed once with
+    all of its units, and one plan is in force, the one that the job names and that the driver told last."""
     if run.process.poll() is None:
         last = run.lines("events")[-3:]
         return [f"the job has not ended within {END_S:.0f} s; it said last {json.dumps(last)[-900:]}"]

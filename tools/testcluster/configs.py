@@ -245,7 +245,7 @@ def kubelet_config(paths: Paths, addresses: Addresses, options: Options, *, inde
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "cgroupDriver": "cgroupfs",
-        # Of its own: a second kubelet in the same one takes the first one's pods for orphans and kills them.
+        # It has its own: a second kubelet in the same one takes the first one's pods for orphans and kills them.
         "cgroupRoot": f"/{paths.cgroup}/{name}",
         "cgroupsPerQOS": True,
         "failCgroupV1": False,

@@ -21,7 +21,7 @@ from tools.testcluster.errors import ClusterError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON_ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
-"""Of daemons that are modules of this package."""
+"""The environment of daemons that are modules of this package."""
 FIRST_NET, LAST_NET = 64, 127
 MAX_NODES = 100
 MAX_KWOK_NODES = 5000

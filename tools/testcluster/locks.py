@@ -56,7 +56,8 @@ def _try(file: Path) -> TextIO | None:
 
 
 def remove_abandoned() -> None:
-    """Of those who were killed, whose cluster's name may never come again; who waits for one makes a new file."""
+    """Removes the locks of those who were killed, whose cluster's name may never come again; who waits for one makes a
+    new file."""
     for file in FOLDER.glob("*.lock"):
         if not file.name.startswith(".") and (lock := _try(file)) is not None:
             with lock:

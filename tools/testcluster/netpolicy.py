@@ -251,7 +251,7 @@ class Enforcer:
         self._dns_ip = dns_ip
         self._applied: str | None = None
         self._chains: set[str] | None = None
-        """Of this node, where they are known: one that ran here before may have left some."""
+        """The chains of this node, where they are known: one that ran here before may have left some."""
 
     def attempt(self) -> str:
         """One step; what there is to tell of it, or nothing. The rules stay as they are when it fails."""

@@ -40,7 +40,7 @@ def is_whole(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / SEAL).read_bytes()) == found)
     except FileNotFoundError:
-        # Of a version that sealed nothing. A file that was torn has most often nothing in it.
+        # A version that sealed nothing has made it. A file that was torn has most often nothing in it.
         if not found or 0 in found.values():
             return False
         with contextlib.suppress(PermissionError):  # somebody else's cache does as it is
@@ -51,7 +51,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Of every file of its own; a link has none."""
+    """The bytes of every file of its own, by path; a link has none."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths if path != folder / SEAL}
 

@@ -21,7 +21,7 @@ _FIRST = 0x100
 
 
 def limit(machine: Machine, ranges: Sequence[str], *, number: int, rate_kbit: int, delay_ms: int) -> None:
-    """Of packets to `ranges`, the addresses of machine `number`; replaces what was said of it before."""
+    """Limits packets to `ranges`, the addresses of machine `number`; replaces what was said of it before."""
     _require_netem(machine, delay_ms)
     classes = machine.run(["tc", "class", "show", "dev", _DEVICE])
     words = commands(classes, ranges, number=number, rate_kbit=rate_kbit, delay_ms=delay_ms)
@@ -29,7 +29,7 @@ def limit(machine: Machine, ranges: Sequence[str], *, number: int, rate_kbit: in
 
 
 def lift(machine: Machine) -> None:
-    """All of it."""
+    """Takes all limits away."""
     if "htb" in machine.run(["tc", "qdisc", "show", "dev", _DEVICE]):
         machine.run(["tc", "qdisc", "del", "dev", _DEVICE, "root"])
 

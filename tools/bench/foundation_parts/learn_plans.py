@@ -167,7 +167,7 @@ class Verdict:
 
 
 def verdict(calm: Sequence[float], changed: Sequence[float]) -> Verdict:
-    """Of the environment steps until the return of 475, by seed."""
+    """What is said of the environment steps until the return of 475, by seed."""
     if never := [seed for seed, score in enumerate(calm, start=1) if score >= NEVER]:
         return Verdict(code=2, says=f"no verdict: undisturbed seeds {never} never reached {SOLVED:.0f}; try more steps")
     mean, spread = statistics.fmean(calm), statistics.stdev(calm)

@@ -23,7 +23,7 @@ RUN_S: Final = 3.0
 WAIT_S: Final = 60.0
 WRITES: Final = ("create", "update", "patch", "delete")
 PLANS: Final = 1
-"""Of a job: written by the scheduler, and counted here as the operator's."""
+"""The plans of a job: written by the scheduler, and counted here as the operator's writes."""
 JOBS_AT_FAILOVER: Final = 3
 
 
@@ -73,7 +73,7 @@ def _has_plan(job: Manifest) -> bool:
 
 
 async def writes(field: Field) -> float:
-    """Of one job's whole life, counted at the operator: create, run a few seconds, complete, delete."""
+    """The writes of one job's whole life, counted at the operator: create, run a few seconds, complete, delete."""
     async with Load.on(field) as load:
         before = _writes(field)
         await load.create(["one"])

@@ -159,7 +159,7 @@ def commit_to_token_s(metrics: Metrics, spans: Spans) -> float:
 
 
 class Memory:
-    """Of all processes below this one, over a run."""
+    """What all processes below this one have in memory, over a run."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, int]] = []

@@ -70,7 +70,7 @@ def hops(wanted: Mapping[str, Any]) -> int:
 
 
 def milliseconds(wanted: Mapping[str, Any], *, lasts_s: float = LASTS_S) -> float:
-    """Of CPU for a hop. BenchError where the job does not get through its steps."""
+    """Milliseconds of CPU for a hop. BenchError where the job does not get through its steps."""
     steps = wanted["spec"]["flow"]["steps"]
     with tempfile.TemporaryDirectory(prefix="rlinf-hops-") as folder:
         file, work_dir = Path(folder) / "job.yaml", Path(folder) / "work"

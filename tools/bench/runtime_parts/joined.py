@@ -220,7 +220,7 @@ class JoinedQueues:
                 raise BenchError(f"{self.given} of {until} units were handed out")
 
     def commit(self) -> None:
-        """Of a gang that joins: every rank has learnt."""
+        """Commits the step of a gang that joins: every rank has learnt."""
         self.answer()  # the last round
         for rank in range(WORKERS):
             worker = WorkerId(f"train/{rank}")

@@ -35,7 +35,7 @@ def send_rate(*, nbytes: int, times: int) -> float:
 
 
 def _run(what: str, *numbers: int, tells: int) -> float:
-    """Of two processes; what the one of rank `tells` prints."""
+    """Runs two processes, and returns what the one of rank `tells` prints."""
     with tempfile.TemporaryDirectory(prefix="rlinf-gloo-") as folder:
         module = [sys.executable, "-m", "tools.bench.runtime_parts.raw_gloo"]
         command = [*module, what, f"{folder}/store", *map(str, numbers)]
