@@ -1,6 +1,7 @@
 """The shape of the repository that tools, images and people rely on."""
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -68,6 +69,21 @@ def test_no_two_classes_of_the_product_have_one_name():
                 where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert len(where) > 400
     assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
+def test_no_docstring_or_comment_of_the_product_begins_with_of():
+    """A newcomer learns nothing from "Of one job". "What is known of one job" says it."""
+    folders = ("rlinf_api/", "rlinf_worker/", "rljob/", "operator/", "tools/")
+    files = [name for name in committed_files() if name.endswith(".py") and name.startswith(folders)]
+    found = []
+    for name in (name for name in files if "/_pb/" not in name):
+        lines = (ROOT / name).read_text().splitlines()
+        for number, (before, line) in enumerate(itertools.pairwise(["", *lines]), 1):
+            goes_on = before.lstrip().startswith("#")  # a comment, of which this line is not the first
+            if re.search(r'""" ?Of\b' if goes_on else r'("""|#) ?Of\b', line):
+                found.append(f"{name}:{number}: {line.strip()}")
+    assert len(files) > 500
+    assert found == [], "say what it is: a short sentence with a subject"
 
 
 def test_packages_import_from_anywhere(tmp_path):
