@@ -90,7 +90,7 @@ class Agent:
             turn_over=self._turn_over,
             timers=clock,
         )
-        self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe)
+        self._vacancy = Vacancy(workers=self._supervisor, take_turns=self._turns.together, probe=probe, clock=clock)
         self._instructions = Instructions(
             supervisor=self._supervisor,
             turns=self._turns,

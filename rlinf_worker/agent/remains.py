@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 
 from rlinf_worker import memory
@@ -23,8 +22,10 @@ _SAID_EVERY_S: Final = 30.0
 
 
 class Remains:
-    def __init__(self, workers: Supervisor, probe: Probe, *, say: Callable[[str], None]) -> None:
-        self._workers, self._probe, self._say = workers, probe, say
+    def __init__(
+        self, workers: Supervisor, probe: Probe, *, say: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._workers, self._probe, self._say, self._clock = workers, probe, say, clock
 
     def are_there(self, worker: str, *, limit_bytes: float | None) -> bool:
         """`limit_bytes`: what may be in use once its memory is free; None: nobody can say, and its processes alone are
@@ -37,9 +38,9 @@ class Remains:
 
     async def wait(self, worker: str, *, limit_bytes: float | None) -> None:
         """Until nothing is left, memory that nobody sees to become free apart."""
-        since = said_at = monotonic()
+        since = said_at = self._clock()
         while True:
-            left, now = self._workers.remains(worker), monotonic()
+            left, now = self._workers.remains(worker), self._clock()
             is_free = self._is_free(limit_bytes)
             if not left and (is_free or now - since > memory.LIMIT_S):
                 break

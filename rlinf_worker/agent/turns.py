@@ -101,11 +101,11 @@ class AgentTurns:
         turn_over: Callable[[str, float, float], None],
         timers: Timers,
     ) -> None:
-        """`turn_over` is told of each turn of a worker: from the grant until its slots are free again. `timers`: what
-        their deadlines are set by."""
+        """`turn_over` is told of each turn of a worker: from the grant until its slots are free again. `timers`: the
+        agent's clock, by which all that is here waits."""
         self._settings, self._workers, self._order, self._turn_over = settings, workers, order, turn_over
         self._tell, self._probe, self._timers = tell, probe, timers
-        self._remains = Remains(workers, probe, say=lambda why: self.notice("turns", why))
+        self._remains = Remains(workers, probe, say=lambda why: self.notice("turns", why), clock=timers.time)
         self._sets: dict[str, _PodSet] = {}
         self._members: dict[str, _SetWorker] = {}
         self._number = 0  # highest of an order to any worker

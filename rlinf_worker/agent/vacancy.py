@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
 from typing import Final
 
 from rlinf_api.errors import RetryableError, Stale
@@ -58,8 +57,9 @@ class Vacancy:
         workers: Supervisor,
         take_turns: Callable[[str, str], bool],
         probe: Probe,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float],
     ) -> None:
+        """`clock`: the agent's, as a level that nobody has looked at has not stayed."""
         self._workers, self._take_turns, self._probe, self._clock = workers, take_turns, probe, clock
         self._began: dict[str, tuple[frozenset[int], int | None]] = {}  # slots, and what was used before, by worker
         self._left: dict[str, _Left] = {}

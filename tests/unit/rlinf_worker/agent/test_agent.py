@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import pytest
@@ -514,5 +515,25 @@ async def test_the_next_worker_of_a_slot_waits_for_the_memory_of_the_one_that_le
     await asyncio.sleep(0.05)
     assert [state.progress.phase for state in pod.hello.workers] == ["waits for its slots"]
     used[0] = 0
+    await pod.until(lambda: 9 in pod.line.results(), "the result")
+    assert pod.pid_of("env/1") > 0
+
+
+async def test_a_pause_of_the_pod_frees_no_memory(pod, monkeypatch):
+    used, ahead, agent = [0], [0.0], cast(Any, pod.agent)
+    monkeypatch.setattr(agent._clock, "_raw", lambda: monotonic() + ahead[0])
+    monkeypatch.setattr(agent._vacancy._probe, "used_bytes", lambda: used[0])
+    monkeypatch.setattr(vacancy, "FLAT_S", 600.0)
+    await pod.joined("env/0", 1)
+    used[0] = 8000
+    await pod.stop()
+    pod.agent.instructed(pb.Instruction(id=9, driver_attempt=1, start=pb.Start(worker="env/1", kind="f", slots=[1])))
+    await pod.until(lambda: pod.hello.workers, "the start")
+    ahead[0] += 300.0  # it was stopped
+    await asyncio.sleep(0.05)
+    assert [state.progress.phase for state in pod.hello.workers] == ["waits for its slots"]
+    for _ in range(40):  # and here it lives
+        ahead[0] += 0.8
+        pod.agent.progress()
     await pod.until(lambda: 9 in pod.line.results(), "the result")
     assert pod.pid_of("env/1") > 0

@@ -281,9 +281,7 @@ async def test_who_is_in_no_set_leaves_nothing_to_wait_for(pod):
 
 # --- what people read -------------------------------------------------------------------------------------------------
 async def test_memory_and_processes_that_stay_are_said_and_the_slots_go_on_in_the_end(pod, monkeypatch):
-    now = [0.0]
     monkeypatch.setattr(remains, "_POLL_S", 0.0)
-    monkeypatch.setattr(remains, "monotonic", lambda: now[0])
     pod.adopt(lease_set("far", "actor/0", by_driver=True))
     pod.join("actor/0")
     pod.say("actor/0", "wants", "far")
@@ -294,7 +292,7 @@ async def test_memory_and_processes_that_stay_are_said_and_the_slots_go_on_in_th
     pod.turns.gone("actor/0", 1)
     await asyncio.sleep(0)
     for seconds, count in ((29.0, 0), (1.0, 1), (29.0, 1), (1.0, 2)):
-        now[0] += seconds
+        pod.now += seconds
         for _ in range(5):
             await asyncio.sleep(0)
         assert pod.notices() == [("turns", "the slots of worker actor/0 stay taken: 2 processes do not end")] * count
