@@ -9,7 +9,8 @@ pass by it. So whoever counts in this clock has nothing to shift afterwards, and
     clock.stood_still_s     # all that it has left out so far
 
 Standing still is a gap between two looks at the clock: it has to be looked at more often than every `notice_s`, which
-the ticks of driver and agent do. Not for: times on the wire or on the disk, which are the wall's.
+the ticks of driver and agent do; who has none runs `tick`. Not for: times on the wire or on the
+disk, which are the wall's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, Final
 
 GAPS_KEPT: Final = 64
 """Marks of workers are seconds old. What is older than 64 gaps is placed too early, by what has been forgotten."""
+LOOKS: Final = 4
+"""Of `tick`, in the time that is noticed."""
 
 
 class Clock:
@@ -48,6 +51,12 @@ class Clock:
         shown = self()
         since = sum(min(length, began + length - raw) for began, length in self._gaps if began + length > raw)
         return min(shown, raw - (self.stood_still_s - since))
+
+    async def tick(self) -> None:
+        """For ever: looks at it."""
+        while True:
+            self()
+            await asyncio.sleep(self._notice_s / LOOKS)
 
     def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Later:
         return Later(self, delay, callback, args)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -59,7 +59,15 @@ class Holdings(Protocol):
 class Attachment:
     """`await run()` returns the failure (or the clean end, exit code 0) with which this agent has to exit."""
 
-    def __init__(self, identity: PodIdentity, settings: Settings, *, holdings: Holdings, book: Book) -> None:
+    def __init__(
+        self,
+        identity: PodIdentity,
+        settings: Settings,
+        *,
+        holdings: Holdings,
+        book: Book,
+        clock: Callable[[], float],
+    ) -> None:
         self._identity, self._holdings, self._book = identity, holdings, book
         self._tls = rpc.TlsFolder(identity.tls_dir)
         self.uplink = Uplink(
@@ -71,6 +79,7 @@ class Attachment:
             settings=settings,
             write_timeout_s=settings.agent_dead_after_s,  # by then the driver takes us for dead anyway
             kept=settings.outbox_messages,
+            clock=clock,
         )
         self._beat_s, self._welcomed = settings.heartbeat_interval_s, asyncio.Event()
         self.heartbeats = 0

@@ -69,7 +69,7 @@ class Agent:
         self._slots = SlotsServer(self, path=identity.socket_path)
         self._clock = clock = Clock(notice_s=limits.oversleep_s)  # looked at with every watch_interval_s
         self._book = Book(keep=limits.results_kept)
-        self._attachment = Attachment(identity, limits, holdings=self, book=self._book)
+        self._attachment = Attachment(identity, limits, holdings=self, book=self._book, clock=clock)
         self._supervisor = Supervisor(
             identity,
             limits,

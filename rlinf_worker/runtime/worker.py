@@ -25,6 +25,7 @@ from rlinf_worker import last_words
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.protocol import ChannelClosed
 from rlinf_worker.channels.waiting import Waits
+from rlinf_worker.clock import Clock
 from rlinf_worker.links.certificates import LinkCertificates
 from rlinf_worker.links.hello import Admit, Identity
 from rlinf_worker.links.listener import Listener
@@ -118,6 +119,7 @@ class Worker:
         self._certificates = certificates
         self._link_settings = link_settings or LinkSettings()
         self.recorder, self.phases = Recorder(), Phases(settings)
+        self.clock = Clock(notice_s=settings.oversleep_s)
         self.stopping = Stopping()
         self._grace_s = settings.stop_grace_s
         self._exit_code = names.EXIT_OK
@@ -229,6 +231,7 @@ class Worker:
             # A driver that is busy for some seconds is no reason to say hello to it a thousandfold.
             write_timeout_s=self._settings.welcome_timeout_s,
             kept=REPORTS_KEPT,
+            clock=self.clock,
         )
         if self._with_agent:
             self._agent = AgentLink(
@@ -252,6 +255,7 @@ class Worker:
             )
             await self._agent.open()
             helpers.append(loop.create_task(self._agent.run(), name="orders of the agent"))
+        helpers.append(loop.create_task(self.clock.tick(), name="clock"))
         helpers.append(loop.create_task(self.driver.run(), name="the driver"))
 
     async def _work(self, helpers: list[asyncio.Task[Any]]) -> None:

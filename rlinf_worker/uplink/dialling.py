@@ -29,7 +29,6 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -141,13 +140,15 @@ class Uplink(Generic[Said, Heard]):
         settings: Settings,
         write_timeout_s: float,
         kept: int,
+        clock: Callable[[], float],
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`who` and `address` are for sentences. `write_timeout_s`: for one frame to be taken; `kept`: messages that
-        wait for a driver. `jitter`: from [0, 1)."""
+        wait for a driver. `clock`: stands still while we do, as a driver that we could not dial is not absent.
+        `jitter`: from [0, 1)."""
         self._part, self._wire, self._dial = part, wire, dial
         self._who, self._address, self._settings = who, address, settings
-        self._write_timeout_s, self._jitter = write_timeout_s, jitter
+        self._write_timeout_s, self._clock, self._jitter = write_timeout_s, clock, jitter
         self._kept: Kept[Said] = Kept(limit=kept)
         self._outbox: Outbox[Told[Said]] | None = None  # from the making of a hello until its stream ends
         self._in_hand: deque[Told[Said]] = deque()  # taken from the outbox, and not written yet
@@ -173,7 +174,7 @@ class Uplink(Generic[Said, Heard]):
     @property
     def driverless_s(self) -> float:
         """Since the last driver was lost; 0: there is one, or there never was."""
-        return 0.0 if self._left_at is None else monotonic() - self._left_at
+        return 0.0 if self._left_at is None else self._clock() - self._left_at
 
     # --- saying -------------------------------------------------------------------------------------------------------
     def tell(self, message: Said, *, lasts: Lasts = Lasts.STREAM) -> None:
@@ -226,7 +227,7 @@ class Uplink(Generic[Said, Heard]):
     # --- connecting ---------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         settings = self._settings
-        pause_s, away_since, why = settings.reconnect_backoff_s, monotonic(), "no try was made"
+        pause_s, away_since, why = settings.reconnect_backoff_s, self._clock(), "no try was made"
         while not self._closing.is_set():
             was_connected = False
             try:
@@ -242,7 +243,7 @@ class Uplink(Generic[Said, Heard]):
                 self._over.set()
             if was_connected:
                 # A driver with nothing to say is no absent one: its absence begins with the stream's end.
-                pause_s, away_since = settings.reconnect_backoff_s, monotonic()
+                pause_s, away_since = settings.reconnect_backoff_s, self._clock()
                 self._left_at = away_since
             if self._closing.is_set():
                 return
@@ -251,7 +252,7 @@ class Uplink(Generic[Said, Heard]):
                 logger.warning("driver lost; dialling again", extra=extra)
             else:
                 logger.debug("driver not reached", extra={"error": why})
-            if monotonic() - away_since >= settings.driver_absence_timeout_s:
+            if self._clock() - away_since >= settings.driver_absence_timeout_s:
                 raise DriverAbsent(
                     f"no driver for {settings.driver_absence_timeout_s:g} s at {self._address}", got=why,
                     wanted="a driver that welcomes " + self._who, next="see why the driver pod of the job does not run",

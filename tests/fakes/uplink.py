@@ -148,7 +148,13 @@ class Running:
 
     def __init__(self, driver: Driver, *, settings: Settings = QUICK, part: Part | None = None, **given: Any) -> None:
         self.driver, self.part = driver, part or Part()
-        more: Any = {"wire": DIALECT, "write_timeout_s": 5.0, "kept": 100, "dial": lambda: self.driver.dial()} | given
+        more: Any = {
+            "wire": DIALECT,
+            "write_timeout_s": 5.0,
+            "kept": 100,
+            "clock": monotonic,
+            "dial": lambda: self.driver.dial(),
+        } | given
         self.uplink: Uplink[pb.WorkerMessage, pb.DriverMessage] = Uplink(
             self.part, who="worker env/0", address="the driver", settings=settings, **more
         )

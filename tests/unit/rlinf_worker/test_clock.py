@@ -1,6 +1,7 @@
 """The clock that stands still while its process does."""
 
 import asyncio
+from time import monotonic
 
 import pytest
 
@@ -86,6 +87,21 @@ def test_gaps_are_bounded_and_none_is_counted_less(raw):
         clock()
     assert clock.stood_still_s == pytest.approx(2.0 * (GAPS_KEPT + 10))
     assert clock() == pytest.approx(100.0)
+
+
+async def test_a_tick_of_its_own_looks_often_enough():
+    looks: list[float] = []
+
+    def raw() -> float:
+        looks.append(monotonic())
+        return looks[-1]
+
+    ticks = asyncio.create_task(Clock(notice_s=0.04, raw=raw).tick())
+    async with asyncio.timeout(5.0):
+        while len(looks) < 5:  # two in each time that is noticed, at the least
+            await asyncio.sleep(0.001)
+    ticks.cancel()
+    assert looks[-1] - looks[0] >= 0.02, "and not all the time"
 
 
 async def test_a_call_waits_for_the_time_that_the_process_has_lived():

@@ -31,8 +31,8 @@ ENDED = Failure(exit_code=names.EXIT_RETRYABLE, reason="DriverAbsent", message="
 class Line:
     """Plays attachment and uplink: what is told stays here."""
 
-    def __init__(self) -> None:
-        self.uplink = self
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.uplink, self.clock = self, clock
         self.told: list[pb.AgentMessage] = []
         self.exits: list[pb.WorkerExited] = []
         self.begun: list[str] = []
@@ -139,8 +139,10 @@ async def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     limits = getattr(request, "param", SETTINGS)
     lines, servers, marks = list[Line](), list[MetricsServer](), list[str]()
 
-    def attachment(identity: PodIdentity, limits: Settings, *, holdings: Agent, book: object) -> Line:
-        lines.append(Line())
+    def attachment(
+        identity: PodIdentity, limits: Settings, *, holdings: Agent, book: object, clock: Callable[[], float]
+    ) -> Line:
+        lines.append(Line(clock))
         return lines[-1]
 
     def server(registry: Any) -> MetricsServer:
@@ -165,6 +167,10 @@ async def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     if not made.line.ends.done():
         made.line.ends.set_result(ENDED)
     await asyncio.wait([made.running], timeout=20)
+
+
+async def test_the_absence_of_its_driver_is_counted_as_everything_else(pod):
+    assert pod.line.clock is cast(Any, pod.agent)._clock
 
 
 # --- what the driver is told ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -77,7 +78,7 @@ def identity(tmp_path):
 def made(identity, settings=SETTINGS) -> Any:
     """(attachment, line, holdings, book)."""
     holdings, book = Holdings(), Book(keep=3)
-    attachment = Attachment(identity, settings, holdings=holdings, book=book)
+    attachment = Attachment(identity, settings, holdings=holdings, book=book, clock=monotonic)
     attachment.uplink = line = Line()  # type: ignore[assignment]
     return attachment, line, holdings, book
 
@@ -92,11 +93,11 @@ def test_the_uplink_is_told_who_dials_whom_and_for_how_long(identity, monkeypatc
     given: dict[str, Any] = {}
     monkeypatch.setattr(attach, "Uplink", lambda part, **options: given.update(options, part=part))
     monkeypatch.setattr(attach, "to_driver", lambda address, *, tls, job_uid: (address, tls.folder, job_uid))
-    attachment = Attachment(identity, SETTINGS, holdings=Holdings(), book=Book(keep=3))
+    attachment = Attachment(identity, SETTINGS, holdings=Holdings(), book=Book(keep=3), clock=monotonic)
     assert given == {
         "part": attachment, "wire": attach.DIALECT, "who": "pod math-sim-0", "address": "driver:7070",
         "dial": ("driver:7070", attachment._tls.folder, "job-1"), "settings": SETTINGS, "write_timeout_s": 9.0,
-        "kept": 5,
+        "kept": 5, "clock": monotonic,
     }  # fmt: skip
     assert str(attachment._tls.folder) == identity.tls_dir
 

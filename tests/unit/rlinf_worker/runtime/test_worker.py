@@ -208,6 +208,16 @@ async def test_a_worker_that_can_listen_nowhere_says_why(tmp_path, driver, monke
         await Site(tmp_path, driver).ended()
 
 
+async def test_its_clock_is_looked_at_while_its_role_works(tmp_path, driver, monkeypatch):
+    site, look = Site(tmp_path, driver), Mock(return_value=0.0)
+    monkeypatch.setattr(site.worker.clock, "_raw", look)
+    async with site.running():
+        seen = look.call_count
+        async with asyncio.timeout(20):
+            while look.call_count < seen + 2:
+                await asyncio.sleep(0.01)
+
+
 async def test_its_stream_to_the_driver_is_named_and_bounded(tmp_path, driver, monkeypatch):
     given = dict[str, Any]()
 
@@ -222,6 +232,7 @@ async def test_its_stream_to_the_driver_is_named_and_bounded(tmp_path, driver, m
         assert given == {
             "part": site.worker.session, "wire": workers.DIALECT, "who": "worker env/0", "address": "driver:7070",
             "settings": QUICK, "write_timeout_s": QUICK.welcome_timeout_s, "kept": 1000,
+            "clock": site.worker.clock,
         }  # fmt: skip
         site.worker.host.tell(pb.WorkerMessage(fact=pb.Fact(name="a", json="1")))
         source = Mock(drain=lambda out: out.append(pb.WorkerMessage(fact=pb.Fact(name="b", json="2"))))

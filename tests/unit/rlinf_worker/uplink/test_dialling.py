@@ -11,6 +11,7 @@ import pytest
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import Refused, UserError
+from rlinf_worker.clock import Clock
 from rlinf_worker.uplink import dialling as uplink
 from rlinf_worker.uplink.dialling import DriverAbsent, RefusedByDriver
 from rlinf_worker.uplink.outbox import Lasts, Outbox
@@ -224,6 +225,31 @@ async def test_without_a_driver_for_too_long_it_ends_and_says_what_the_last_try_
         assert monotonic() - left_at >= 0.3
         assert 0.3 <= d.uplink.driverless_s <= monotonic() - left_at
         assert caught.value.reason == "DriverAbsent"
+
+
+async def test_no_driver_is_absent_while_nobody_could_dial():
+    ahead, dials = 0.0, 0
+    clock = Clock(notice_s=100.0, raw=lambda: monotonic() + ahead)
+
+    async def dial():
+        nonlocal dials
+        dials += 1
+        return await driver.dial()
+
+    async with Driver() as driver, dialling(driver, dial=dial, clock=clock) as d:
+        await d.connected()
+        await driver.stop()
+        await driver.until(lambda: dials > 2, what="a dial that failed")
+        before = dials
+        ahead += QUICK.driver_absence_timeout_s  # this process was stopped, or the machine paused
+        await driver.until(lambda: dials > before + 2 or d.task.done(), what="two more of them")
+        assert not d.task.done()
+        assert 0.0 < d.uplink.driverless_s < QUICK.driver_absence_timeout_s
+        for _ in range(4):
+            ahead += 0.3 * QUICK.driver_absence_timeout_s  # and here it lives
+            clock()
+        with pytest.raises(DriverAbsent):
+            await d.ended()
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

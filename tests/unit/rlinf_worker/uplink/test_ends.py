@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from time import monotonic
 from typing import Any, cast
 
 import grpc
@@ -81,7 +82,7 @@ class Ends:
             unpack=lambda frame: frame,
             frame_messages=frame_messages,
         )
-        given: dict[str, Any] = {"settings": QUICK, "kept": 100, "jitter": lambda: 0.0} | more
+        given: dict[str, Any] = {"settings": QUICK, "kept": 100, "clock": monotonic, "jitter": lambda: 0.0} | more
         self.uplink: Uplink[Any, Any] = Uplink(
             self.part, wire=wire, dial=self.dial, who="worker env/0", address="driver:7", write_timeout_s=5.0, **given
         )

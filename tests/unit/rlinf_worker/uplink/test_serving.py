@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -273,6 +274,7 @@ async def test_an_uplink_comes_again_when_its_stream_is_closed_and_nothing_is_lo
         settings=QUICK,
         write_timeout_s=5.0,
         kept=10,
+        clock=monotonic,
     )
     part.hello = lambda **_: pb.WorkerMessage(hello=pb.Hello(worker="env/0"))  # type: ignore[method-assign]
     running = asyncio.create_task(uplink.run())
