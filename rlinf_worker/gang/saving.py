@@ -13,7 +13,6 @@ All that touches a disk or a store is done in threads: weights are served, and s
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import count
@@ -38,10 +37,10 @@ async def beside(call: Callable[[], Done]) -> Done:
 
 class Saving:
     """One per worker. `at`: the gang's place in a step for what has to do with saves, of which there are as many behind
-    it as are needed."""
+    it as are needed. `clock`: the worker's, as the driver waits for the last one by such a clock, too."""
 
-    def __init__(self, trainer: Trainer, ctx: RoleContext, *, at: int) -> None:
-        self._trainer, self._ctx, self._at = trainer, ctx, at
+    def __init__(self, trainer: Trainer, ctx: RoleContext, *, at: int, clock: Callable[[], float]) -> None:
+        self._trainer, self._ctx, self._at, self._clock = trainer, ctx, at, clock
         self._writer = Writer(rank=ctx.rank, of=ctx.world) if trainer.sharded else ALONE
         self._tolerated: tuple[type[Exception], ...] = (OSError, CheckpointUnwritable, *trainer.failures)
         self._beside: asyncio.Task[Exception | None] | None = None  # the save that is under way
@@ -84,11 +83,11 @@ class Saving:
                 self._beside.result()
 
     async def _until_kept(self, commit: StepCommit, state: Any) -> None:
-        deadline = time.monotonic() + LAST_SAVE_S
+        deadline = self._clock() + LAST_SAVE_S
         places = ((commit.version.branch, commit.step, self._at + number) for number in count(1))
         together = partial(self._agree, places) if self._trainer.sharded else _nobody_else
         while (error := await self._try(commit, state, together)) is not None:
-            if time.monotonic() >= deadline:
+            if self._clock() >= deadline:
                 raise _given_up(commit, error) from error
             await asyncio.sleep(LAST_SAVE_PAUSE_S)
 

@@ -16,7 +16,7 @@ is saved (the driver), which round is whose (channels).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
@@ -39,13 +39,13 @@ SAVE: Final = UPDATE + 1
 class StepLoop:
     """One per worker, for its life."""
 
-    def __init__(self, trainer: Trainer, ctx: RoleContext) -> None:
+    def __init__(self, trainer: Trainer, ctx: RoleContext, *, clock: Callable[[], float]) -> None:
         self._trainer, self._ctx = trainer, ctx
         self._version = PolicyVersion(0, 0)
         self._units: list[tuple[Item, ...]] = []  # of the step that is under way
         self._took_s = self._publish_s = 0.0  # in the trainer, of that step's rounds; of the last publish
         self._free_at = perf_counter()  # since when this rank has waited for the step's data
-        self._saving = Saving(trainer, ctx, at=SAVE)
+        self._saving = Saving(trainer, ctx, at=SAVE, clock=clock)
 
     async def run(self) -> None:
         ctx = self._ctx

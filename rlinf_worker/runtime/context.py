@@ -42,6 +42,7 @@ class Context:
         work: Work,
         recorder: Recorder,
         turns: Turns,
+        clock: Callable[[], float],
         stopping: asyncio.Event,
     ) -> None:
         assert session.flow is not None
@@ -52,7 +53,7 @@ class Context:
         self.flow: FlowSettings = session.flow
         self.stopping = stopping
         self._session, self._phases, self._recorder, self._turns = session, phases, recorder, turns
-        self._work = work
+        self._work, self._clock = work, clock
         self.moved = work.moved
         self._checkpoints: Checkpoints | None = None
 
@@ -157,7 +158,7 @@ class Context:
             self._checkpoints.keep = told.kept
 
     async def train(self, trainer: Trainer) -> None:
-        await StepLoop(trainer, self).run()
+        await StepLoop(trainer, self, clock=self._clock).run()
 
     async def step_done(
         self, step: int, *, branch: int, keys: tuple[str, ...], metrics: Mapping[str, float]

@@ -298,6 +298,7 @@ class Worker:
                 work=self.work,
                 recorder=self.recorder,
                 turns=self.turns,
+                clock=self.clock,
                 stopping=self.stopping,
             )
             self.phases.enter("load")  # until it says that it is ready

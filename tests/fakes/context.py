@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from typing import Any
 
 from rlinf_api.names import WorkerId
@@ -305,7 +306,7 @@ class FakeContext:
         raise AssertionError("Must not be called!")
 
     async def train(self, trainer: Trainer) -> None:
-        await StepLoop(trainer, self).run()
+        await StepLoop(trainer, self, clock=monotonic).run()
 
     def phase(self, phase: str, *, deadline_s: float | None = None) -> None:
         self.phases.append(phase)

@@ -2,15 +2,16 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnwritable, Writer
+from rlinf_worker.clock import Clock
 from rlinf_worker.gang import saving
 from rlinf_worker.gang.saving import Saving
 from rlinf_worker.roles.protocol import RoleContext, StepCommit, Trainer, TrainerStep
@@ -80,7 +81,7 @@ def disk_of(request, monkeypatch) -> Callable[[int], Disk]:
 
 
 async def test_training_goes_on_without_a_checkpoint_that_has_no_room(ctx, disk_of):
-    saves = Saving(disk_of(1), ctx, at=AT)
+    saves = Saving(disk_of(1), ctx, at=AT, clock=monotonic)
     await saves.save(commit())
     assert ctx.store.latest() is None
     assert len(ctx.told) == 1
@@ -90,7 +91,7 @@ async def test_training_goes_on_without_a_checkpoint_that_has_no_room(ctx, disk_
 
 
 async def test_the_last_checkpoint_is_tried_until_there_is_room(ctx, disk_of):
-    await Saving(disk_of(3), ctx, at=AT).save(commit(last=True))
+    await Saving(disk_of(3), ctx, at=AT, clock=monotonic).save(commit(last=True))
     assert (ctx.saved, len(ctx.told)) == (["b0-7"], 3)
 
 
@@ -98,7 +99,7 @@ async def test_the_last_checkpoint_is_not_tried_for_ever(ctx, disk_of, monkeypat
     disk = disk_of(10**6)
     monkeypatch.setattr(saving, "LAST_SAVE_S", 0.0)
     with pytest.raises(CheckpointUnwritable) as error:
-        await Saving(disk, ctx, at=AT).save(commit(last=True))
+        await Saving(disk, ctx, at=AT, clock=monotonic).save(commit(last=True))
     assert str(error.value) == (
         f"the last checkpoint, b0-7, cannot be written: got {disk.error}, wanted room for it within 0 s; look at the "
         "place in spec.checkpoint.uri"
@@ -111,7 +112,7 @@ async def test_what_the_store_itself_says_of_it_is_said_as_it_is(ctx, monkeypatc
     monkeypatch.setattr(saving, "LAST_SAVE_S", 0.0)
     disk = Disk(full=1, error=CheckpointUnwritable("a sentence of the store"))
     with pytest.raises(CheckpointUnwritable, match=r"^a sentence of the store$"):
-        await Saving(disk, ctx, at=AT).save(commit(last=True))
+        await Saving(disk, ctx, at=AT, clock=monotonic).save(commit(last=True))
 
 
 async def test_the_last_checkpoint_is_tried_for_less_than_a_driver_waits_and_a_phase_may_last(
@@ -123,23 +124,34 @@ async def test_the_last_checkpoint_is_tried_for_less_than_a_driver_waits_and_a_p
         pauses.append(seconds)
         now[0] += 20.0
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(saving, "LAST_SAVE_PAUSE_S", 0.25)
     with pytest.raises(CheckpointUnwritable):
-        await Saving(disk_of(10**6), ctx, at=AT).save(commit(last=True))
+        await Saving(disk_of(10**6), ctx, at=AT, clock=lambda: now[0]).save(commit(last=True))
     assert (pauses, len(ctx.told)) == ([0.25] * 5, 6)
     assert Settings().load_deadline_s > saving.LAST_SAVE_S
 
 
+async def test_a_pause_of_the_machine_is_no_time_for_trying(ctx, disk_of, monkeypatch):
+    now, pauses = 100.0, [0.5, saving.LAST_SAVE_S]
+
+    async def sleep(_: float) -> None:
+        nonlocal now
+        now += pauses.pop()
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await Saving(disk_of(2), ctx, at=AT, clock=Clock(notice_s=1.0, raw=lambda: now)).save(commit(last=True))
+    assert (ctx.saved, len(ctx.told)) == (["b0-7"], 2)
+
+
 async def test_what_nobody_names_as_a_failure_ends_the_role(ctx):
     with pytest.raises(ZeroDivisionError):
-        await Saving(Disk(full=1, error=ZeroDivisionError("a bug")), ctx, at=AT).save(commit())
+        await Saving(Disk(full=1, error=ZeroDivisionError("a bug")), ctx, at=AT, clock=monotonic).save(commit())
 
 
 async def test_the_event_loop_goes_on_while_a_disk_is_written_to(ctx):
     disk = Disk()
-    await Saving(disk, ctx, at=AT).save(commit())
+    await Saving(disk, ctx, at=AT, clock=monotonic).save(commit())
     assert disk.threads != [threading.main_thread()]
     assert disk.threads[0].daemon, "nobody who has to end waits for it"
 
@@ -172,7 +184,7 @@ class Shards(Disk):
 async def test_a_sharded_one_is_written_beside_the_steps_as_it_was_in_its_own(ctx, tmp_path):
     trainer = Shards()
     trainer.value = 7
-    saves = Saving(trainer, ctx, at=AT)
+    saves = Saving(trainer, ctx, at=AT, clock=monotonic)
     await saves.save(commit())
     await asyncio.to_thread(trainer.begun.wait, 10)
     trainer.value = 8  # the next step
@@ -186,7 +198,7 @@ async def test_a_sharded_one_is_written_beside_the_steps_as_it_was_in_its_own(ct
 
 async def test_one_is_under_way_at_most_and_the_next_waits_for_it(ctx):
     trainer = Shards()
-    saves = Saving(trainer, ctx, at=AT)
+    saves = Saving(trainer, ctx, at=AT, clock=monotonic)
     await saves.save(commit())
     second = asyncio.ensure_future(saves.save(commit(8)))
     await asyncio.to_thread(trainer.begun.wait, 10)
@@ -202,7 +214,7 @@ async def test_one_is_under_way_at_most_and_the_next_waits_for_it(ctx):
 async def test_a_sharded_one_that_has_no_room_is_told_and_costs_itself(ctx):
     trainer = Shards(full=1)
     trainer.may.set()
-    saves = Saving(trainer, ctx, at=AT)
+    saves = Saving(trainer, ctx, at=AT, clock=monotonic)
     for step in (7, 8):
         await saves.save(commit(step))
     await saves.save(commit(9, last=True))
@@ -212,7 +224,7 @@ async def test_a_sharded_one_that_has_no_room_is_told_and_costs_itself(ctx):
 async def test_a_bug_in_what_is_beside_ends_the_role_at_the_next_step(ctx):
     trainer = Shards(full=1, error=ZeroDivisionError("a bug"))
     trainer.may.set()
-    saves = Saving(trainer, ctx, at=AT)
+    saves = Saving(trainer, ctx, at=AT, clock=monotonic)
     await saves.save(commit())
     assert saves._beside is not None
     await asyncio.wait([saves._beside], timeout=10)
@@ -222,7 +234,7 @@ async def test_a_bug_in_what_is_beside_ends_the_role_at_the_next_step(ctx):
 
 async def test_a_role_that_ends_waits_for_no_disk(ctx):
     trainer = Shards()
-    saves = Saving(trainer, ctx, at=AT)
+    saves = Saving(trainer, ctx, at=AT, clock=monotonic)
     await saves.save(commit())
     await asyncio.to_thread(trainer.begun.wait, 10)
     async with asyncio.timeout(5):
@@ -257,7 +269,7 @@ def two(folder: Path, *, full: int, of: int) -> list[tuple[Saving, Context]]:
         ctx, trainer = Context(folder, rank=rank, world=2), Shards(rank=rank, full=full if rank == of else 0)
         ctx.gang = Meeting(rank, words)
         trainer.may.set()
-        found.append((Saving(trainer, ctx, at=AT), ctx))
+        found.append((Saving(trainer, ctx, at=AT, clock=monotonic), ctx))
     return found
 
 
@@ -287,5 +299,5 @@ async def test_ranks_of_which_one_finds_no_room_in_time_all_give_up(tmp_path, mo
 
 def test_a_rank_of_several_writes_its_own_part(ctx):
     ctx.rank, ctx.world = 1, 3
-    assert Saving(Shards(), ctx, at=AT)._writer == Writer(1, 3)
-    assert Saving(Disk(), ctx, at=AT)._writer == Writer(0, 1)
+    assert Saving(Shards(), ctx, at=AT, clock=monotonic)._writer == Writer(1, 3)
+    assert Saving(Disk(), ctx, at=AT, clock=monotonic)._writer == Writer(0, 1)

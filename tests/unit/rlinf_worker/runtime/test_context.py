@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, call
@@ -53,7 +54,14 @@ def context_of(phases: Phases, *, uri: str, rank: int = 0) -> Context:
         seen=[],
     )
     work = Work(waits=Waits(), phases=phases, moves=lambda: None)
-    parts = {"phases": phases, "work": work, "recorder": Recorder(), "turns": None, "stopping": None}
+    parts = {
+        "phases": phases,
+        "work": work,
+        "recorder": Recorder(),
+        "turns": None,
+        "clock": monotonic,
+        "stopping": None,
+    }
     return Context(cast(Any, identity), cast(Any, session), **cast(Any, parts))
 
 
@@ -173,7 +181,7 @@ class Parts:
         self.work = Work(waits=Waits(), phases=phases, moves=lambda: None)
         self.ctx = Context(
             self.identity, self.session, phases=phases, work=self.work, recorder=self.recorder, turns=self.turns,
-            stopping=self.stopping,
+            clock=monotonic, stopping=self.stopping,
         )  # fmt: skip
 
 
@@ -346,5 +354,5 @@ async def test_a_trainer_runs_through_the_step_loop(phases, monkeypatch):
     monkeypatch.setattr(contexts, "StepLoop", loop)
     parts, trainer = Parts(phases), Mock()
     await parts.ctx.train(trainer)
-    assert loop.mock_calls[0] == call(trainer, parts.ctx)
+    assert loop.mock_calls[0] == call(trainer, parts.ctx, clock=monotonic)
     assert loop.return_value.run.await_count == 1
