@@ -24,14 +24,14 @@ from typing import Any, Final
 GAPS_KEPT: Final = 64
 """Marks of workers are seconds old. What is older than 64 gaps is placed too early, by what has been forgotten."""
 LOOKS: Final = 4
-"""Of `tick`, in the time that is noticed."""
+"""In the time that is noticed: of `tick`, and of a call that is to come, which must not hang on others' looks."""
 
 
 class Clock:
     def __init__(self, *, notice_s: float, raw: Callable[[], float] = time.monotonic) -> None:
         """`notice_s`: a gap that is longer is one of standing still. `raw`: a clock that never does."""
         self._notice_s, self._raw = notice_s, raw
-        self._seen = raw()
+        self._seen, self.look_s = raw(), notice_s / LOOKS
         self._gaps: deque[tuple[float, float]] = deque(maxlen=GAPS_KEPT)  # when it began, how long it was
         self.stood_still_s = 0.0
 
@@ -56,7 +56,7 @@ class Clock:
         """For ever: looks at it."""
         while True:
             self()
-            await asyncio.sleep(self._notice_s / LOOKS)
+            await asyncio.sleep(self.look_s)
 
     def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Later:
         return Later(self, delay, callback, args)
@@ -68,12 +68,15 @@ class Later:
     def __init__(self, clock: Clock, delay: float, callback: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._clock, self._callback, self._args = clock, callback, args
         self._due = clock() + delay
-        self._handle = asyncio.get_running_loop().call_later(delay, self._look)
+        self._handle = self._again(delay)
+
+    def _again(self, left: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(min(left, self._clock.look_s), self._look)
 
     def _look(self) -> None:
         left = self._due - self._clock()
         if left > 0.0:
-            self._handle = asyncio.get_running_loop().call_later(left, self._look)
+            self._handle = self._again(left)
         else:
             self._callback(*self._args)
 

@@ -77,14 +77,17 @@ class _WorkerEntry:
             return None
         return lifecycle.Marked(found.phase, found.deadline_s, at, moved_at=at)
 
-    async def until(self, holds: Callable[[], bool], what: str, *, timeout_s: float) -> None:
+    async def until(self, holds: Callable[[], bool], what: str, *, timeout_s: float, clock: Clock) -> None:
+        deadline = clock() + timeout_s
+        look = clock.call_later(timeout_s, self.changed.set)
         try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    self.changed.clear()
-                    await self.changed.wait()
-        except TimeoutError as error:
-            raise DeadlineExceeded(what, timeout_s=timeout_s, missing=f"stage is {self.worker.stage}") from error
+            while not holds():
+                if clock() >= deadline:
+                    raise DeadlineExceeded(what, timeout_s=timeout_s, missing=f"stage is {self.worker.stage}")
+                self.changed.clear()
+                await self.changed.wait()
+        finally:
+            look.cancel()
 
 
 class Supervisor:
@@ -124,7 +127,7 @@ class Supervisor:
         self._feed(start.worker, lifecycle.StartAsked(start))
         limit = self._settings.reap_timeout_s + 1.0  # an earlier attempt may have to go first
         what = f"end of the attempt before {start.attempt}"
-        await entry.until(lambda: entry.worker.next is None, what, timeout_s=limit)
+        await entry.until(lambda: entry.worker.next is None, what, timeout_s=limit, clock=self._clock)
         if entry.worker.attempt != start.attempt:
             raise Stale(f"attempt {start.attempt} of worker {start.worker} was given up before it began")
         if entry.last and entry.last.attempt == start.attempt and entry.last.failed_to_start:
@@ -137,7 +140,8 @@ class Supervisor:
             return
         self._feed(worker, lifecycle.StopAsked(reason, grace_s, self._clock()))
         limit = max(grace_s, self._settings.stacks_timeout_s) + 2 * self._settings.reap_timeout_s + 1.0
-        await entry.until(lambda: not entry.worker.alive, f"end of worker {worker}", timeout_s=limit)
+        what = f"end of worker {worker}"
+        await entry.until(lambda: not entry.worker.alive, what, timeout_s=limit, clock=self._clock)
 
     async def stop_all(self, *, reason: str, grace_s: float) -> None:
         """Nothing starts after this. Returns when nothing is left; logs what cannot be ended."""

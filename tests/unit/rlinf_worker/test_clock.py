@@ -116,6 +116,13 @@ async def test_a_call_waits_for_the_time_that_the_process_has_lived():
         await called.wait()
 
 
+async def test_a_call_comes_though_nobody_else_looks_at_the_clock():
+    called = asyncio.Event()
+    Clock(notice_s=0.5, raw=monotonic).call_later(0.6, called.set)
+    async with asyncio.timeout(20.0):
+        await called.wait()
+
+
 async def test_a_call_that_was_cancelled_does_not_come(raw):
     called: list[int] = []
     clock = Clock(notice_s=1.0, raw=raw)

@@ -296,6 +296,21 @@ async def test_a_worker_without_a_process_is_a_bug_where_one_is_needed(pod):
     entry.process = process
 
 
+async def test_an_end_is_waited_for_as_long_as_the_agent_has_lived(pod):
+    await pod.start()
+    now = 100.0
+    clock = Clock(notice_s=1.0, raw=lambda: now)
+    entry = cast(Any, pod.supervisor)._entries["env/0"]
+    waiting = asyncio.create_task(entry.until(lambda: False, "end of worker env/0", timeout_s=0.02, clock=clock))
+    await asyncio.sleep(0.01)
+    now += 500.0  # the loop's own timer is due all the same
+    await asyncio.sleep(0.06)
+    assert not waiting.done()
+    now += 0.03
+    with pytest.raises(DeadlineExceeded, match=r"end of worker env/0 .*stage is running"):
+        await asyncio.wait_for(waiting, 5)
+
+
 async def test_one_that_cannot_be_ended_is_said_and_the_others_are(pod, monkeypatch, caplog):
     await pod.start()
 
