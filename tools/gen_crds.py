@@ -127,7 +127,7 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     else:
         found.pop("additionalProperties", None)  # false: structural schemas prune what they do not list
     if "description" in found:
-        found["description"] = " ".join(found["description"].split())
+        found["description"] = " ".join(found["description"].partition(">>>")[0].split())  # an example is for readers of code
     if found.get("type") == "integer" and "format" not in found:
         found["format"] = "int64"
     return found

@@ -35,7 +35,10 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the driver asks for. `slots` are indices in this pod."""
+    """What the driver asks for. `slots` are indices in this pod.
+
+    Start(worker="actor/1", role="actor", kind="fsdp", rank=1, world=2, slots=(2,), config_json='{"lr": 3e-4}')
+    """
 
     worker: str
     role: str

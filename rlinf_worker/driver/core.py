@@ -409,7 +409,7 @@ class Driver:
             self.job.mark(Dirty.SHOWN)
             self.settle()
 
-    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+    def fail(self, reason: conditions.Reason, message: str, failure: Failure | None = None) -> None:
         self.job.fail(reason, message, failure)
         self.settle()
 

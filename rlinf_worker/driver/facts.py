@@ -6,6 +6,7 @@ For: core.py, which hears of them and welcomes workers; flow.py, which waits for
 from __future__ import annotations
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.conditions import Reason
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker.driver.job import Job
@@ -27,6 +28,6 @@ class SharedFacts:
         known = self._known.setdefault(fact.name, fact.json)
         if known != fact.json:
             text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
-            self._job.fail("UserError", text, Failure(role="driver", reason="FactsDiffer", message=text))
+            self._job.fail(Reason.USER_ERROR, text, Failure(role="driver", reason="FactsDiffer", message=text))
         for record in self._job.members.everybody():
             self._job.sessions.tell(record.placed.id, fact=fact)

@@ -81,8 +81,8 @@ class MetricBound:
     words: str
 
 
-NO_PLAN_YET: Final = Outlook(DriverState.WAITING, "WaitingForPlan", "the operator has not sent a plan yet")
-STARTING: Final = Outlook(DriverState.STARTING, "WaitingForWorkers")
+NO_PLAN_YET: Final = Outlook(DriverState.WAITING, Reason.WAITING_FOR_PLAN, "the operator has not sent a plan yet")
+STARTING: Final = Outlook(DriverState.STARTING, Reason.WAITING_FOR_WORKERS)
 STEPPING: Final = Outlook(DriverState.RUNNING, Reason.STEPPING)
 
 
@@ -265,15 +265,15 @@ class Job:
         note = "" if saved else "; its last checkpoint was not confirmed in time"
         if not self.ledger.finished:
             text = f"stopped after step {self.ledger.committed} of {self.ledger.steps}{note}"
-            self._to_end("end", Outlook(DriverState.DRAINED, "Stopped", text))
+            self._to_end("end", Outlook(DriverState.DRAINED, Reason.STOPPED, text))
             return
         text = f"{self.ledger.committed} steps are done{note}"
         if made_before:
             text = f"the job is complete already: its checkpoint is of step {self.ledger.committed} of "
             text += f"{self.ledger.steps}; raise spec.flow.steps to go on"
-        self._to_end("end", Outlook(DriverState.COMPLETE, "FlowFinished", text))
+        self._to_end("end", Outlook(DriverState.COMPLETE, Reason.FLOW_FINISHED, text))
 
-    def fail(self, reason: str, message: str, failure: Failure | None = None) -> None:
+    def fail(self, reason: Reason, message: str, failure: Failure | None = None) -> None:
         if self._end is None:
             self.failure = failure
             self._to_end("failed", Outlook(DriverState.FAILED, reason, message))

@@ -119,16 +119,16 @@ class FlowTask:
                     next="let `async for step in flow.steps()` run to its end",
                 )
         except UserError as error:
-            self._fail("UserError", str(error), because=error.reason)
+            self._fail(conditions.Reason.USER_ERROR, str(error), because=error.reason)
         except InvariantBroken as error:
             logger.exception("invariant broken")
-            self._fail("InternalError", str(error), because=error.reason)
+            self._fail(conditions.Reason.INTERNAL_ERROR, str(error), because=error.reason)
         except Exception as error:  # top of a task: the user's own flow may raise anything
             logger.exception("the flow raised")
             text = f"flow {job.flow_settings.name!r} raised {type(error).__name__}: {error}"
-            self._fail("UserError", text, because=type(error).__name__)
+            self._fail(conditions.Reason.USER_ERROR, text, because=type(error).__name__)
 
-    def _fail(self, reason: str, text: str, *, because: str) -> None:
+    def _fail(self, reason: conditions.Reason, text: str, *, because: str) -> None:
         self._driver.fail(reason, text, Failure(role="driver", reason=because, message=text))
 
 
@@ -214,7 +214,7 @@ async def _tick(driver: Driver, clock: Clock) -> None:
                 driver.job.event("overslept", f"this driver stood still for {late_s:.1f} s")
         except Exception as error:  # top of a task: without a clock nobody would be noticed missing
             logger.exception("tick failed")
-            driver.fail("InternalError", f"{type(error).__name__}: {error}")
+            driver.fail(conditions.Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         await asyncio.sleep(TICK_S)
 
 

@@ -24,6 +24,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import REPEATED_S, DriverReport, DriverState
@@ -155,7 +156,7 @@ async def _plan_in_force(driver: Driver) -> None:
 def _refused(driver: Driver, who: str, error: RLinfError) -> int:
     """The exit code that the Refusal names. A bug would be met by each hello to come: the job says so and ends."""
     if isinstance(error, InvariantBroken):
-        driver.fail("InternalError", f"hello of {who}: {error}")
+        driver.fail(Reason.INTERNAL_ERROR, f"hello of {who}: {error}")
     code = driver.job.sessions.refuse(error)
     logger.warning("refused", extra={"who": who, "error": str(error), "exit_code": code})
     return code
@@ -168,7 +169,7 @@ def _bugs_end_the_job(driver: Driver, peer: str) -> Iterator[None]:
         yield
     except Exception as error:  # top of a task: without this it would die unseen
         logger.exception("a message cannot be worked on", extra={"peer": peer})
-        driver.fail("InternalError", f"message of {peer}: {type(error).__name__}: {error}")
+        driver.fail(Reason.INTERNAL_ERROR, f"message of {peer}: {type(error).__name__}: {error}")
 
 
 class JobServicer(job_pb2_grpc.JobServicer):

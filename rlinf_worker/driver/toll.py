@@ -82,7 +82,7 @@ class Toll:
             self._job.fail(conditions.of_user(failure.reason), f"worker {record.placed.id}: {said}", failure)
             return None
         if exit_code == names.EXIT_BUG:
-            self._job.fail("InternalError", f"worker {record.placed.id}: {said}", failure)
+            self._job.fail(conditions.Reason.INTERNAL_ERROR, f"worker {record.placed.id}: {said}", failure)
             return None
         return Loss(is_counted=not self._waited_for_a_pod(failure))
 
@@ -107,7 +107,7 @@ class Toll:
             policy = self._job.spec.failure_policy
             text = f"workers failed {self._failures.count} times within {policy.reset_after_seconds} s, more than "
             text += f"spec.failurePolicy.maxRestarts={policy.max_restarts} allows; the last was {who}: "
-            self._job.fail("TooManyRestarts", text + why, self.first_failure)
+            self._job.fail(conditions.Reason.TOO_MANY_RESTARTS, text + why, self.first_failure)
 
     def same_again(self, record: WorkerRecord, failure: Failure, *, is_rank: bool) -> None:
         """Three deaths of a role with the same words, numbers apart, and no step between: a bug, and no accident."""

@@ -38,7 +38,10 @@ class _Given(Generic[P]):
 
 @dataclass(slots=True)
 class RoundPart:
-    """This rank's part of a round, as it was announced; units that were lost are taken out of it."""
+    """This rank's part of a round, as it was announced; units that were lost are taken out of it.
+
+    RoundPart(step=4, branch=0, number=1, last=True, total_weight=512.0, units=[UnitId(0, "env:7@4")])
+    """
 
     step: int
     branch: int

@@ -19,6 +19,7 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2, agents_pb2_grpc
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2_grpc
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2, job_pb2_grpc
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import UserError
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.report import DriverReport
@@ -313,7 +314,7 @@ async def test_watch_speaks_at_once_then_at_most_once_a_second_and_ends_with_the
     second = wire.report_from_pb(await call.read())
     assert told[1] - told[0] >= 0.99 * driver_server.WATCH_INTERVAL_S
     assert second.missing == ("agent of pod gpu-0", "agent of pod sim-0")
-    served.driver.fail("UserError", "the simulator has no floor")
+    served.driver.fail(Reason.USER_ERROR, "the simulator has no floor")
     last = wire.report_from_pb(await call.read())
     assert (last.state, last.message) == ("Failed", "the simulator has no floor")
     assert await call.read() is grpc.aio.EOF
@@ -405,7 +406,7 @@ async def test_a_drain_answers_at_its_deadline_or_at_the_end(served, monkeypatch
 
 
 async def test_a_drain_of_a_job_that_failed_says_so(served):
-    served.driver.fail("UserError", "no such environment")
+    served.driver.fail(Reason.USER_ERROR, "no such environment")
     answer = await (await served.job()).Drain(job_pb2.DrainRequest(deadline_s=20), timeout=20)
     assert (answer.drained, answer.message) == (False, "no such environment")
 

@@ -257,6 +257,19 @@ def test_rljob_starts_without_importing_what_its_commands_need():
     assert done.stdout.strip() == "[]"
 
 
+def test_names_for_which_the_architecture_sends_a_reader_to_a_file_stand_there():
+    """`CYCLES` in [planner/initial.py](../operator/.../initial.py): moved names send newcomers to the wrong room."""
+    page = ROOT / "docs/architecture.md"
+    sent = re.findall(r"`(\w+)`\s+(?:of|in)\s+\[[^\]]+\]\(([^)#]+\.(?:py|proto))\)", page.read_text())
+    assert len(sent) >= 9, sent
+    defined = r"^\s*(?:(?:async )?def |class |message )?{}\b\s*[(:={{]"
+    lost = [
+        f"{name} in {path}" for name, path in sent
+        if not re.search(defined.format(name), (page.parent / path).read_text(), re.MULTILINE)
+    ]  # fmt: skip
+    assert lost == []
+
+
 def test_every_link_between_documents_leads_somewhere():
     dead = []
     for name in committed_files():

@@ -294,7 +294,7 @@ async def test_a_wait_ends_with_the_driver():
     driver = make_job().driver(Clock())
     waiting = asyncio.ensure_future(driver.job.until(lambda: False, what="something"))
     await asyncio.sleep(0)
-    driver.fail("UserError", "enough")
+    driver.fail(Reason.USER_ERROR, "enough")
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 5)
 
@@ -312,9 +312,9 @@ async def test_whoever_had_links_with_a_worker_is_told_of_its_death_at_once():
 
 async def test_the_first_end_of_a_job_counts():
     driver = make_job().driver(Clock())
-    driver.fail("UserError", "the flow raised")
+    driver.fail(Reason.USER_ERROR, "the flow raised")
     driver.job.stop("a newer one exists", stale=True)
-    driver.fail("InternalError", "and more")
+    driver.fail(Reason.INTERNAL_ERROR, "and more")
     driver.job.finish(saved=True)
     assert driver.job.standing == Outlook(DriverState.FAILED, "UserError", "the flow raised")
 

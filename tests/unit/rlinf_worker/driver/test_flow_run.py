@@ -7,6 +7,7 @@ import pytest
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import InvariantBroken, UserError
 from rlinf_api.job import DataSpec, ModelSpec
 from rlinf_api.names import WorkerId
@@ -259,8 +260,8 @@ async def test_a_flow_that_is_run_anew_is_cancelled_first(monkeypatch):
     ("end", "terminated", "code"),
     [
         (lambda job: job.finish(saved=True), True, 0),
-        (lambda job: job.fail("UserError", "no"), True, 64),
-        (lambda job: job.fail("InternalError", "no"), True, 1),
+        (lambda job: job.fail(Reason.USER_ERROR, "no"), True, 64),
+        (lambda job: job.fail(Reason.INTERNAL_ERROR, "no"), True, 1),
         (lambda job: job.stop("newer", stale=True), True, names.EXIT_STALE),
         (lambda job: job.stop("over"), True, names.EXIT_TERMINATED),
         (lambda job: job.stop("over"), False, names.EXIT_RETRYABLE),

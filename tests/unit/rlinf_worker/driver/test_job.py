@@ -221,8 +221,8 @@ def test_a_job_that_finishes_says_how_far_it_came(tmp_path, steps, how, end):
 
 def test_the_first_end_counts_and_nothing_of_a_later_one_is_told(tmp_path):
     job, failure = begun(output=str(tmp_path)), Failure(reason="KeyError", message="k")
-    job.fail("UserError", "no", failure)
-    job.fail("InternalError", "later", Failure(reason="Other", message="o"))
+    job.fail(Reason.USER_ERROR, "no", failure)
+    job.fail(Reason.INTERNAL_ERROR, "later", Failure(reason="Other", message="o"))
     job.finish(saved=True)
     job.stop("later")
     assert (job.standing, job.failure) == (Outlook(DriverState.FAILED, "UserError", "no"), failure)

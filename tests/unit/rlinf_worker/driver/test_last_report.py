@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
+from rlinf_api.conditions import Reason
 from rlinf_api.report import Failure
 from rlinf_operator.settings import OperatorSettings
 from rlinf_worker.channels.protocol import PolicyVersion
@@ -87,7 +88,7 @@ def test_a_driver_names_who_failed_first_and_where(message):
     driver.workforce.toll.first_failure = Failure(
         role="env", worker=3, pod="math-sim-1-a2", node="n7", reason="KeyError", message="'x'", exit_code=1
     )
-    driver.fail("UserError", "env/3 fails again and again")
+    driver.fail(Reason.USER_ERROR, "env/3 fails again and again")
     said = json.loads(message(driver)[1])
     assert [said[key] for key in ("role", "worker", "pod", "node")] == ["env", 3, "math-sim-1-a2", "n7"]
     assert (said["reason"], said["message"]) == ("UserError", "env/3 fails again and again")
@@ -97,7 +98,7 @@ def test_a_driver_names_who_failed_first_and_where(message):
 def test_a_long_message_is_cut_and_not_the_json_around_it(message, text):
     driver = make_job().driver(Clock())
     driver.job.saved = (PolicyVersion(0, 2), "/" + "d" * 1000)
-    driver.fail("UserError", "begin " + text + " the cause")
+    driver.fail(Reason.USER_ERROR, "begin " + text + " the cause")
     code, data = message(driver)
     assert len(data) <= names.MAX_TERMINATION_BYTES
     said = json.loads(data)

@@ -12,6 +12,7 @@ from rlinf_api import names, wire
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
+from rlinf_api.conditions import Reason
 from rlinf_api.errors import InvariantBroken, RetryableError
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import server, status
@@ -248,7 +249,7 @@ async def test_a_drain_answers_with_the_end_and_the_checkpoint(monkeypatch):
 
 async def test_a_job_that_fails_is_not_drained():
     one = driver()
-    one.fail("UserError", "no")
+    one.fail(Reason.USER_ERROR, "no")
     answer = await servicer(one).Drain(job_pb2.DrainRequest(), Mock())
     assert answer == job_pb2.DrainResponse(drained=False, message="no")
 
