@@ -158,7 +158,8 @@ class Agent:
 
     async def _hand_over(self, ends: Iterable[asyncio.Future[Any]]) -> None:
         """Told to end, it works on until its driver says that it may go: then its successor is there, and what a gang
-        has learnt is saved. Not without a driver, which nobody can wait for, and never beyond the grace."""
+        has learnt is saved. Not without a driver, which nobody can wait for, and never beyond the grace. That is the
+        kubelet's, who counts on while this process stands still."""
         reserved_s = self._limits.stop_grace_s + self._limits.leave_reserve_s
         deadline = time.monotonic() + self._identity.grace_s - reserved_s
         may_leave, uplink = self._instructions.may_leave, self._attachment.uplink
