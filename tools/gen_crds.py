@@ -127,7 +127,8 @@ def structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
     else:
         found.pop("additionalProperties", None)  # false: structural schemas prune what they do not list
     if "description" in found:
-        found["description"] = " ".join(found["description"].partition(">>>")[0].split())  # an example is for readers of code
+        said, _, _example = found["description"].partition(">>>")
+        found["description"] = " ".join(said.split())
     if found.get("type") == "integer" and "format" not in found:
         found["format"] = "int64"
     return found
