@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.account import Account
+from rlinf_worker.channels.in_hand import TicketsInHand
 from rlinf_worker.channels.protocol import Item, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import MessageTooLarge
@@ -59,6 +60,7 @@ class Host:
     link_settings: LinkSettings = field(default_factory=LinkSettings)
     peer_wait_s: float = Settings().peer_wait_s
     meet_wait_s: float = Settings().meet_wait_s
+    in_hand: TicketsInHand = field(default_factory=TicketsInHand)
     accounts: list[Account] = field(default_factory=list)
     _conversations: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

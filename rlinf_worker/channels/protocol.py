@@ -152,7 +152,8 @@ class Channel(Protocol):
         newest that this worker knows of, and the version, where it has no weights, the oldest that the step allows.
 
         Raises StaleVersion where the version is older than the step allows (spec.flow.maxStaleness): it was made with
-        weights that nobody may train its step on, and UserError where a parent is acknowledged or dropped already.
+        weights that nobody may train its step on, and UserError where a parent is acknowledged or dropped already, or
+        where it has none and its key is no ticket of what the role has in hand (docs/channels.md says which roles).
 
         Of one parent any number of units may be made, and one of several parents. `ack` says of a parent that no more
         come: it is finished once the next consumers hold all that name it, and made again where its worker dies before.

@@ -170,6 +170,7 @@ class QueueChannel:
             message.release()
             item._borrows = True
         self._items[unit.id] = item
+        self._host.in_hand.take(item)
         if unit.partial:
             self.into.partials.inherit(unit)
         self.account_in.items += 1
@@ -219,6 +220,7 @@ class QueueChannel:
                 wanted=f"an item of {self.name!r} that the role has in hand",
                 next="give each item that take() returns once to ack() or drop() of its own channel",
             )
+        self._host.in_hand.end(item)
         item.settle()
 
     def _finish(self, uid: UnitId, drop_reason: str | None) -> None:

@@ -38,6 +38,7 @@ class Producing:
         self._host, self._name, self._parents = host, spec.name, parents
         self._type = PayloadType.of(spec.payload)
         self._producer, self._goes_to_the_flow = spec.producer, not spec.consumer
+        self._is_end = spec.until_commit
         self.account = host.account(spec.name, "producer")
         self.account.level = lambda: Level(len(self.shelf), self.shelf.kept_bytes, self.shelf.oldest_s)
         self.shelf = Shelf(
@@ -94,10 +95,12 @@ class Producing:
         except (PayloadError, MessageTooLarge) as error:
             self.account.refused[error.reason] += 1
             raise
+        tickets = tuple(dict.fromkeys(ticket for parent in parents for ticket in parent.tickets))
+        if not tickets:
+            self._refuse_unknown(key)
         place = self.shelf.place(Age(branch, step))
         if not self.shelf.lets_in(kept.nbytes, place):
             await self._wait_for_room(kept.nbytes, key, place)
-        tickets = tuple(dict.fromkeys(ticket for parent in parents for ticket in parent.tickets))
         unit = UnitInfo(
             **said._asdict(),
             tickets=tickets if tickets != (key,) else (),
@@ -133,6 +136,17 @@ class Producing:
                 f"unit {ascii(key)[:80]} of channel {self._name!r} is made of what has ended",
                 got=f"item {ended.key!r} of channel {ended.channel!r}, acknowledged or dropped before",
                 wanted="parents that the role has in hand", next="put what is made of an item, then ack or drop it",
+            )  # fmt: skip
+
+    def _refuse_unknown(self, key: str) -> None:
+        """The driver would: where the units of a step end, each is of a ticket of the step."""
+        in_hand = self._host.in_hand
+        if self._is_end and in_hand.has_all and key not in in_hand:
+            raise UserError(
+                f"unit {ascii(key)[:80]} of channel {self._name!r} is made of nothing",
+                got="no parents, and a key that is no ticket of what the role has in hand",
+                wanted="what it was made of",
+                next="put it with parents=[...], or with the ticket's key, before the ack",
             )  # fmt: skip
 
     def _version(self, parents: Sequence[Item]) -> PolicyVersion | None:

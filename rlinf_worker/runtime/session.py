@@ -18,6 +18,7 @@ from rlinf_api.slots import Allotment
 from rlinf_worker import memory
 from rlinf_worker.channels import messages, plain
 from rlinf_worker.channels.host import Host
+from rlinf_worker.channels.in_hand import takes_all_itself
 from rlinf_worker.checkpoints.store import KEEP
 from rlinf_worker.links.peers import Peer
 from rlinf_worker.queues.channel import QueueChannel
@@ -258,6 +259,7 @@ class WorkerSession:
         self.steps.on_welcome(driver_attempt=welcome.driver_attempt)
 
     def _open_channels(self, welcome: pb.Welcome) -> None:
+        self._host.in_hand.has_all = takes_all_itself(self.identity.role, welcome.channels)
         for spec in welcome.channels:
             if self.identity.role not in (spec.producer, spec.consumer):
                 continue

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
+from rlinf_api.errors import UserError
+from rlinf_api.names import WorkerId
 from rlinf_worker.channels.host import Host
-from rlinf_worker.channels.protocol import Item
+from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
 from rlinf_worker.channels.waiting import Waits
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.queues.channel import QueueChannel
@@ -32,7 +34,13 @@ class Role:
         self.units = QueueChannel(
             host, pb.ChannelSpec(name="units", producer="env", consumer="actor", **sizes), parents
         )
-        self.scores = QueueChannel(host, pb.ChannelSpec(name="scores", producer="env", **sizes), parents)
+        self.scores = QueueChannel(
+            host, pb.ChannelSpec(name="scores", producer="env", until_commit=True, **sizes), parents
+        )
+        self.last = QueueChannel(
+            host, pb.ChannelSpec(name="last", producer="env", consumer="actor", until_commit=True, **sizes), parents
+        )
+        self.host = host
 
     async def take(self, *units: pb.Unit) -> list[Item]:
         self.tickets.into.on_assign(pb.Assign(channel="tickets", units=units))
@@ -69,6 +77,50 @@ async def test_a_unit_comes_of_the_tickets_of_its_parents_and_of_its_own_where_i
         "g:1": (["p:2", "p:1", "p:3"], 4, 1),
         "p:9": ([], 4, 0),
     }
+
+
+async def test_a_unit_of_nothing_is_refused_at_the_call_where_units_end():
+    role = Role()
+    role.host.in_hand.has_all = True
+    one, made = await role.take(ticket("p:1"), ticket("d:1", tickets=["p:2", "p:3"]))
+    for end in (role.last, role.scores):
+        for key in ("p:1", "p:3"):
+            await end.put(0, key=key, step=4)
+        for key in ("p:1/0", "d:1", "p:9"):
+            with pytest.raises(UserError) as refused:
+                await end.put(0, key=key, step=4)
+            assert str(refused.value) == (
+                f"unit {key!r} of channel {end.name!r} is made of nothing: got no parents, and a key that is no ticket "
+                "of what the role has in hand, wanted what it was made of; put it with parents=[...], or with the "
+                "ticket's key, before the ack"
+            )
+        await end.put(0, key="p:1/0", parents=[one])
+        assert [unit.key for unit in role.announced(end)] == ["p:1", "p:3", "p:1/0"]
+    role.tickets.drop(made, "why")
+    with pytest.raises(UserError, match="is made of nothing"):
+        await role.last.put(0, key="p:2", step=4)
+
+
+async def test_a_unit_of_nothing_is_put_where_it_may_be_for_its_consumer_alone_or_the_role_may_know_of_more():
+    role = Role()
+    await role.take(ticket("p:1"))
+    await role.last.put(0, key="p:9", step=4)
+    role.host.in_hand.has_all = True
+    await role.units.put(0, key="p:9", step=4)
+    assert len(role.announced(role.last)) == len(role.announced(role.units)) == 1
+
+
+async def test_what_a_question_is_answered_for_names_no_ticket():
+    role = Role()
+    role.host.in_hand.has_all = True
+    question = Item(
+        channel="actions", key=LineageKey("q"), payload=1, step=4, branch=1, source=WorkerId("agent/0"),
+        version=PolicyVersion(1, 3),
+    )  # fmt: skip
+    with pytest.raises(UserError, match="'p:1' of channel 'last' is made of nothing"):
+        await role.last.put(0, key="p:1", parents=[question])
+    await role.take(ticket("p:1"))
+    await role.last.put(0, key="p:1", parents=[question])
 
 
 async def test_the_last_unit_of_an_item_is_said_where_somebody_has_to_hear_it_and_until_it_is_finished():

@@ -93,6 +93,12 @@ def watched(part: Any, name: str) -> Mock:
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("channels", "known"), [([QUESTIONS, TASKS, SEGMENTS], True), ([CALLS, SEGMENTS], False)])
+async def test_a_role_that_takes_its_tickets_itself_makes_units_of_these_alone(site, channels, known):
+    site.welcome(channels=channels)
+    assert site.host.in_hand.has_all is known
+
+
 async def test_a_hello_says_who_this_is_and_what_it_has(site):
     site.welcome()
     site.hear(cancel=pb.Cancel(channel="tasks", branch=4))
