@@ -14,7 +14,7 @@ import json
 import logging
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 _DEFAULTS = Failure()
 _LIBRARIES: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-
+_RUNTIME: Final = f"{Path(__file__).parent / 'runtime'}/"
+_CHANNELS: Final = tuple(f"{Path(__file__).parent / name}/" for name in ("channels", "queues", "cycles"))
+"""Whoever called these, or had the runtime call them, made the mistake that they refuse."""
 
 _EXIT_CODES: Final[tuple[tuple[type[RLinfError], int], ...]] = (
     (UserError, names.EXIT_USER_ERROR),
@@ -39,21 +41,33 @@ _EXIT_CODES: Final[tuple[tuple[type[RLinfError], int], ...]] = (
 
 def of(error: BaseException, *, unknown: int = names.EXIT_BUG) -> Failure:
     """What to say of an exception that ends this process, and where it was raised, unless it is one of our own, whose
-    sentence says what to do. One that has no text is named by its class. `unknown`: exit code of what is not of our
-    error tree: a bug in driver or agent, but a mere death of a worker."""
+    sentence says what to do; where a role called a channel that refused it. One that has no text is named by its class.
+    `unknown`: exit code of what is not of our error tree: a bug in driver or agent, but a mere death of a worker."""
     exit_code = next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), unknown)
     if isinstance(error, RLinfError):
-        return Failure(exit_code=exit_code, reason=error.reason, message=str(error))
+        place = _call(error) if isinstance(error, UserError) else ""
+        return Failure(exit_code=exit_code, reason=error.reason, message=str(error) + place)
     reason = type(error).__name__
     said = f"{reason}: {error}" if str(error) else reason
     return Failure(exit_code=exit_code, reason=reason, message=said + _place(error))
 
 
 def _place(error: BaseException) -> str:
-    """` (/roles/my_role.py, line 12)`: the innermost frame that is no library's."""
+    """Of the innermost frame that is no library's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return _at([frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames)
+
+
+def _call(error: BaseException) -> str:
+    """Of the frame that called a channel."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((n for n, frame in enumerate(frames) if frame.filename.startswith(_CHANNELS)), 0)
+    return _at([frame for frame in frames[:first] if not frame.filename.startswith(_RUNTIME)])
+
+
+def _at(frames: Sequence[traceback.FrameSummary]) -> str:
+    """` (/roles/my_role.py, line 12)`: the last one."""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def encode(

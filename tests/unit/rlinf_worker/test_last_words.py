@@ -1,16 +1,27 @@
 """How a process says why it ended: exit code, sentence, termination message."""
 
+import asyncio
 import json
 import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_api import names
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.errors import DeadlineExceeded, InvariantBroken, Refused, Stale, UserError, WorkerUnreachable
+from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
 from rlinf_worker import last_words
+from rlinf_worker.channels.protocol import FIRST_VERSION, Item, LineageKey
+from rlinf_worker.queues.channel import QueueChannel
+from rlinf_worker.queues.parents import Parents
+from rlinf_worker.runtime.session import Facts
 
 
 @pytest.mark.parametrize(
@@ -42,6 +53,28 @@ def test_what_a_module_raised_has_its_place_in_it_and_not_in_a_library():
     with pytest.raises(UserError) as told:
         json.loads("[1]", parse_int=lambda _: _raise(UserError("no such environment")))
     assert last_words.of(told.value).message == "no such environment"
+
+
+async def test_a_call_of_a_channel_that_is_refused_has_its_place_in_the_role():
+    host: Any = MagicMock(role="env", newest_branch=lambda: 0, weights_version=lambda: None, max_staleness=lambda: 0)
+    spec = pb.ChannelSpec(name="units", producer="env", consumer="actor")
+    channel, other = (QueueChannel(host, one, Parents()) for one in (spec, pb.ChannelSpec(name="others")))
+    item = Item(
+        channel="tickets", key=LineageKey("t"), payload=1, step=1, branch=0, source=WorkerId(""), version=FIRST_VERSION
+    )
+    calls: list[Callable[[], Any]] = [
+        lambda: channel.put(1, key="u"),
+        lambda: channel.put(object(), key="u", step=1),  # what encodes it is further in
+        lambda: asyncio.create_task(other.put(1, key="u", step=1)),
+        lambda: channel.ack(item),
+        lambda: Facts(host).share("shape", object()),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as refused:
+            await call()
+        frames = traceback.extract_tb(refused.value.__traceback__)
+        line = [frame.lineno for frame in frames if frame.filename == __file__][-1]
+        assert last_words.of(refused.value).message == f"{refused.value} ({__file__}, line {line})"
 
 
 def _raise(error):
