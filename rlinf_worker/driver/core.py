@@ -21,7 +21,7 @@ Not for: gRPC (server.py), what others see of it (status.py), files (output.py),
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rlinf_api import conditions, names
@@ -255,6 +255,8 @@ class Driver:
         is_rank = hello.ready and record.placed.role in job.topology.gang_roles
         self.commits.learn(hello, is_rank=is_rank)
         self.exchange.reconnected(wid, record.placed.role, hello, after=job.ledger.version)
+        for made in hello.produced:
+            self._announced(record, made.channel, [made.unit])
         for done in hello.steps_done:
             self._done(record, done)
         self.gangs.leave_old_roster(record)
@@ -267,6 +269,11 @@ class Driver:
         placed = record.placed
         if self._may(entitled.to_end_a_step(placed, done.step, done.rank, gangs=self.job.topology.gang_roles)):
             self.commits.on_step_done(placed.id, placed.role, done)
+
+    def _announced(self, record: WorkerRecord, channel: str, units: Iterable[pb.Unit]) -> None:
+        placed, producer = record.placed, self.exchange.book(channel).spec.producer
+        if self._may(entitled.to_announce(placed, channel, producer=producer)):
+            self.exchange.announced(channel, units, producer=placed.id, after=Age.at(self.job.ledger.version))
 
     def _may(self, problem: UserError | None) -> bool:
         if problem is not None:
@@ -310,10 +317,7 @@ class Driver:
             case "credit":
                 self.exchange.queue(message.credit.channel).core.consumers.credit(wid, message.credit.units)
             case "announce":
-                made, after = message.announce, Age.at(self.job.ledger.version)
-                producer = self.exchange.book(made.channel).spec.producer
-                if self._may(entitled.to_announce(record.placed, made.channel, producer=producer)):
-                    self.exchange.announced(made.channel, made.units, producer=wid, after=after)
+                self._announced(record, message.announce.channel, message.announce.units)
             case "held":
                 self.exchange.queue(message.held.channel).held(wid, message.held)
                 self.switch.pause.unit_moved()

@@ -102,8 +102,8 @@ class Exchange:
                 any_queue.tickets.end(UnitId(unit.branch, ticket) for ticket in over)
 
     def reconnected(self, worker: WorkerId, role: str, hello: pb.Hello, *, after: PolicyVersion) -> None:
-        """Everything a worker holds on its next connection; what it was told may have been lost with its last stream
-        and is said again."""
+        """Everything a worker holds on its next connection, but for what it has made; what it was told may have been
+        lost with its last stream and is said again."""
         over = Age.at(after)
         for taken in hello.taken:
             queue, unit = self.queue(taken.channel), UnitInfo.from_pb(taken.unit)
@@ -111,8 +111,6 @@ class Exchange:
                 queue.tell_superfluous(worker, unit)
             if unit.age > over:
                 self.ends.made_again(unit)  # where this driver is another, it hands its tickets out anew
-        for made in hello.produced:
-            self.announced(made.channel, [made.unit], producer=worker, after=over)
         for queue in self.queues.values():
             if queue.spec.consumer == role:
                 queue.reconnected(worker)

@@ -113,6 +113,22 @@ async def test_a_worker_says_what_its_role_has_to_say_alone(worker, said, words)
     assert driver.job.saved == saved
 
 
+async def test_what_a_worker_has_put_before_its_stream_broke_is_its_roles_to_put_too():
+    world = World(make_job())
+    driver = world.driver
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
+    counts = driver.exchange.queue("trajectories").core.counts
+    announced = counts["announced"]
+    made = pb.HeldUnit(channel="trajectories", unit=pb.Unit(key="a", step=2))
+    hello = pb.Hello(job_uid=JOB_UID, worker="actor/0", attempt=1, protocol=names.PROTOCOL, ready=True, produced=[made])
+    driver.on_worker_hello(hello, Outbox[Any]())
+    assert driver.job.standing.reason == "UserError"
+    assert driver.job.standing.message.startswith(
+        "worker actor/0 has put units into 'trajectories': got a worker of 'actor', wanted one of 'env'; "
+    )
+    assert counts["announced"] == announced
+
+
 async def test_a_checkpoint_that_could_not_be_written_is_told_and_asked_for_again(tmp_path):
     world = World(make_job(steps=50, every_steps=1000))
     driver = world.driver
