@@ -18,7 +18,7 @@ WANTED: Final = "an absolute path, file:///path, s3://bucket/prefix or gs://buck
 
 def of(uri: str, *, moved: Callable[[], None] = lambda: None) -> Place:
     if not uri.startswith(OBJECTS):
-        return Folder(folder_of(uri))
+        return Folder(folder_of(uri), moved=moved)
     from rlinf_worker.checkpoints.objects import Objects
 
     return Objects(uri, moved=moved)

@@ -38,6 +38,9 @@ KEEP: Final = 3  # as spec.checkpoint.keep: one may be unreadable, one may be re
 FORMAT: Final = 2
 COMMIT: Final = "COMMIT"
 DRIVER: Final = "driver.json"
+READ_BYTES_PER_S: Final = 10 * 2**20
+"""At least, where a library reads whole files and nobody sees how far it is: a link of 1 Gbit/s that ten ranks share.
+What takes longer, and longer than `load_deadline_s`, is taken for a hang."""
 _NAME: Final = re.compile(r"^b(0|[1-9][0-9]*)-(0|[1-9][0-9]*)$")
 _TRACE: Final = re.compile(r"^(b(0|[1-9][0-9]{0,8})-[0-9]+|\.b(0|[1-9][0-9]{0,8})\.opened)$")  # the wire's int32
 _CLOSED: Final = re.compile(r"^([^/.]+)\.(0|[1-9][0-9]*)-of-([1-9][0-9]*)$")
@@ -82,12 +85,18 @@ class Checkpoint:
     place: Place
     at: str  # b0-40/actor
 
+    @property
+    def reading_s(self) -> float:
+        """How long who reads all of it by itself, as numpy does, may show no progress."""
+        return sum(self.files.values()) / READ_BYTES_PER_S
+
     def folder(self) -> AbstractContextManager[Path]:
         """All of it, on this machine for as long as it is open."""
         return self.place.folder(self.at, self.files)
 
     def open(self, name: str) -> BinaryIO:
-        """Opens a file to read parts of it: the rest need not come to this machine."""
+        """Opens a file to read parts of it: the rest need not come to this machine. Each piece counts as work that
+        moves, whoever reads: torch, or `np.load(saved.open("rank-0.npy"))`."""
         return self.place.open(f"{self.at}/{name}")
 
 

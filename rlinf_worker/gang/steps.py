@@ -76,7 +76,7 @@ class StepLoop:
             return await ctx.ready()
         state = None
         if not trainer.sharded and (ctx.rank == 0 or not trainer.holds_collectives):
-            with ctx.span("load"):
+            with ctx.span("load", deadline_s=found.reading_s):  # or that of its phase, where it is later
                 state = await beside(partial(_read, trainer, found))
         if trainer.holds_collectives:
             await ctx.gang.meet(RESTORE)  # rank 0 may have read for minutes

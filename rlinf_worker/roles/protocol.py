@@ -120,7 +120,7 @@ class Trainer(Protocol):
 
     def read(self, folder: Path) -> Any:
         """The state that `write` put there. On rank 0; on every rank where there are no collectives to spread it by.
-        Called in a thread. Raises UserError where it does not fit."""
+        Called in a thread, with time by the size of the files. Raises UserError where it does not fit."""
         return None
 
     def restore(self, state: Any) -> None:
@@ -129,7 +129,8 @@ class Trainer(Protocol):
 
     def read_shards(self, saved: Checkpoint) -> None:
         """Where it is sharded, on every rank: what this rank keeps, of the files of all that wrote, who may have been
-        more or fewer. Called in a thread. Raises UserError where it does not fit."""
+        more or fewer. Called in a thread; what `saved.open` gives counts as work that moves. Raises UserError where it
+        does not fit."""
         return
 
     async def take(self, part: Round) -> None:

@@ -268,6 +268,7 @@ class FakeContext:
         self.stopping, self.yield_wanted = asyncio.Event(), asyncio.Event()
         self.phases = ["load"]  # as the runtime begins
         self.worked: list[tuple[str, Amount]] = []  # of each span, what it said in its end
+        self.deadlines: list[float] = []  # of spans that have one of their own
         self.gang = FakeGang()
 
     def channel(self, name: str) -> FakeChannel:
@@ -324,6 +325,7 @@ class FakeContext:
     ) -> Iterator[Amount]:
         before = self.phases[-1]
         self.phases.append(phase or before)
+        self.deadlines += [deadline_s] if deadline_s is not None else []
         amount = Amount(units, tokens)
         yield amount
         self.worked.append((kind, amount))

@@ -2,11 +2,15 @@ import errno
 import json
 import os
 import re
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rlinf_api.errors import NotSupportedYet, UserError
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.checkpoints import folder as folders
 from rlinf_worker.checkpoints.places import folder_of
 from rlinf_worker.checkpoints.store import Checkpoints, CheckpointUnreadable, CheckpointUnwritable
 from rlinf_worker.driver.steps import StepLedger
@@ -423,3 +427,31 @@ def test_a_disk_that_breaks_is_not_taken_for_a_full_one(tmp_path, monkeypatch):
     monkeypatch.setattr("rlinf_worker.checkpoints.folder.tempfile.mkstemp", refuses(errno.EIO))
     with pytest.raises(CheckpointUnwritable, match="Input/output error"):
         Checkpoints(str(tmp_path)).latest()
+
+
+@pytest.mark.parametrize("way", ["numpy", "torch", "plain"])
+def test_what_is_read_of_an_opened_file_comes_in_pieces_that_count_as_work(tmp_path, monkeypatch, way):
+    """The slowest disk moves while one array comes, in one call of a library."""
+    monkeypatch.setattr(folders, "PIECE_BYTES", 1000)
+    moves, wanted = list[int](), np.arange(10_000, dtype="f4")
+    store = Checkpoints(str(tmp_path), moved=lambda: moves.append(1))
+    folder = store.begin(PolicyVersion(0, 20))
+    if way == "numpy":
+        np.save(folder / "array", wanted)
+    elif way == "torch":
+        torch.save(torch.from_numpy(wanted), folder / "array.npy")
+    else:
+        (folder / "array.npy").write_bytes(wanted.tobytes())
+    store.finish(PolicyVersion(0, 20), "{}")
+    found = store.latest()
+    assert found is not None
+    moves.clear()
+    with found.open("array.npy") as stream:
+        if way == "plain":
+            read: Any = np.frombuffer(stream.read(), dtype="f4")
+            assert stream.tell() == stream.seek(0, os.SEEK_END) == wanted.nbytes
+        else:
+            read = np.load(stream) if way == "numpy" else torch.load(stream, weights_only=True).numpy()
+    assert (read == wanted).all()
+    assert len(moves) >= wanted.nbytes / 1000
+    assert stream.closed

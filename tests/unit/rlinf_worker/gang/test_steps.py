@@ -11,7 +11,7 @@ import pytest
 from rlinf_api.errors import UserError
 from rlinf_worker.channels.protocol import ChannelClosed, Item, PolicyVersion, Round
 from rlinf_worker.checkpoints.folder import Folder
-from rlinf_worker.checkpoints.store import Checkpoint, Writer, parse_name
+from rlinf_worker.checkpoints.store import READ_BYTES_PER_S, Checkpoint, Writer, parse_name
 from rlinf_worker.gang import steps as loop
 from rlinf_worker.roles.protocol import Place, RoleContext, StepCommit, Trainer, TrainerStep
 from tests.fakes.context import FakeChannel, FakeContext, FakeGang, Stage
@@ -53,9 +53,9 @@ class Store:
         self._folder, self._said = folder, said
         self.found: Checkpoint | None = None
 
-    def keeps(self, version: PolicyVersion) -> None:
-        place = Folder(self._folder.parent)
-        self.found = Checkpoint(version=version, state_json="", files={}, place=place, at=self._folder.name)
+    def keeps(self, version: PolicyVersion, *, files: Mapping[str, int] | None = None) -> None:
+        place, at = Folder(self._folder.parent), self._folder.name
+        self.found = Checkpoint(version=version, state_json="", files=files or {}, place=place, at=at)
 
     def latest(self) -> Checkpoint | None:
         return self.found
@@ -325,6 +325,15 @@ async def test_the_loop_runs_on_while_a_checkpoint_is_read(ctx, tmp_path, sharde
     ctx.units.step(7, "a:0@7")
     await run(ctx, trainer)
     assert trainer.count == 41
+
+
+async def test_who_reads_whole_files_by_itself_has_time_by_their_size(ctx, tmp_path):
+    """Nobody sees how far it is."""
+    (tmp_path / "count").write_text("40")
+    ctx.store.keeps(PolicyVersion(0, 6), files={"model.npy": 9 * 10**9, "optimizer.npy": 10**9})
+    ctx.units.step(7, "a:0@7")
+    await run(ctx, Counter(ctx))
+    assert ctx.deadlines == [10**10 / READ_BYTES_PER_S] == [pytest.approx(954, abs=1)]
 
 
 @pytest.mark.parametrize(("collectives", "restored"), [(True, "restore None"), (False, "restore 40")])
