@@ -253,6 +253,9 @@ def plan_what_if(
         ),
     ],
     pods: Annotated[list[str], typer.Option(metavar="POOL=N", help="pods of a pool, instead of those there are")] = [],  # noqa: B006
+    slots: Annotated[
+        list[str], typer.Option(metavar="[POOL=]N", help="slots of each pod of a pool, or of every pool")
+    ] = [],  # noqa: B006
     memory: Annotated[float, typer.Option(metavar="GIB", min=0, help="of each slot; 0: as it is")] = 0.0,
     more: Annotated[
         bool, typer.Option("--more", help="and what one slot more, or 10% more memory, would bring")
@@ -268,13 +271,16 @@ def plan_what_if(
     from rljob import reasons
 
     with _refused():
-        instead = reasons.pods_of(pods)
+        instead = reasons.OtherPools(
+            pods=reasons.numbers_of("--pods", pods),
+            slots=reasons.numbers_of("--slots", slots, may_be_bare=True),
+            memory_gib=memory,
+        )
         if profile is None:
-            place = _where(where, namespace, context)
-            typer.echo(reasons.what_if(place, pods=instead, memory_gib=memory, more=more))
+            typer.echo(reasons.what_if(_where(where, namespace, context), instead, more=more))
             return
         file, beside = Path(where), runtime or ()
-        typer.echo(reasons.what_if_it_began(file, profile, runtimes=beside, pods=instead, memory_gib=memory, more=more))
+        typer.echo(reasons.what_if_it_began(file, profile, instead, runtimes=beside, more=more))
 
 
 @plans.command("approve")

@@ -4,6 +4,7 @@ or from the cluster's objects.
     rljob plan explain WORKDIR [NAME]          why this plan, what it promised, what it kept, why others lost
     rljob plan history math -n team            every plan, a line each
     rljob plan what-if WORKDIR --pods gpu=3    what the planner would do with other pools, by what was measured
+    rljob plan what-if WORKDIR --slots gpu=8 --memory 80    with other slots: 8 in each pod of gpu, of 80 GiB each
     rljob plan what-if rljob.yaml --profile WORKDIR/profiles.jsonl    the same of a job that has not begun
 
 Not for: changing anything (plan.py).
@@ -12,7 +13,7 @@ Not for: changing anything (plan.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +24,11 @@ from rlinf_api.errors import UserError
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import RLPlanSpec
 from rlinf_api.profile import Profile, key_of, read_lines
+from rlinf_api.slots import MAX_SLOTS
 from rlinf_scheduler.planner import search, spec, words
 from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.infeasible import Infeasible
-from rlinf_scheduler.planner.problem import PlanProblem
+from rlinf_scheduler.planner.problem import PlanProblem, Pool
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.planner.what_if import what_if_more
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
@@ -35,6 +37,29 @@ from rljob.plan import Where
 
 PROFILE: Final = "profile.json"
 Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPools:
+    """What is asked instead of the pools that there are. `pods`: of a pool; `slots`: of each pod of a pool, where name
+    "" is every pool; `memory_gib`: of each slot, 0: as it is."""
+
+    pods: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    memory_gib: float = 0.0
+
+    def of(self, problem: PlanProblem) -> PlanProblem:
+        known = {pool.name for pool in problem.pools}
+        if unknown := sorted({*self.pods, *self.slots} - known - {""}):
+            raise UserError(f"the job has no pool {unknown[0]!r}", wanted=f"one of {', '.join(sorted(known))}")
+        pools = map(self._of_pool, problem.pools)
+        return replace(problem, pools=tuple(pool for pool in pools if pool.slots))
+
+    def _of_pool(self, pool: Pool) -> Pool:
+        pods = self.pods.get(pool.name, pool.most_pods)
+        per_pod = self.slots.get(pool.name, self.slots.get("", pool.slots_per_pod))
+        memory_mib = self.memory_gib * 1024 or pool.memory_mib
+        return replace(pool, slots=min(MAX_SLOTS, pods * per_pod), slots_per_pod=per_pod, memory_mib=memory_mib)
 
 
 def explain(where: Where, name: str) -> str:
@@ -52,22 +77,16 @@ def history(where: Where) -> str:
     )
 
 
-def what_if(where: Where, *, pods: Mapping[str, int], memory_gib: float, more: bool) -> str:
-    """`memory_gib`: of each slot; 0: as it is. `more`: what one slot more, or a tenth more memory, would bring."""
+def what_if(where: Where, instead: OtherPools, *, more: bool) -> str:
+    """`more`: what one slot more, or a tenth more memory, would bring."""
     job, plans = _objects(where)
     fitted, in_force = _fitted(where, job, plans)
     current = spec.read(fitted.problem, in_force, RLJobSpec.model_validate(job["spec"]))
-    return "\n".join(_weighed(fitted, current, pods=pods, memory_gib=memory_gib, more=more))
+    return "\n".join(_weighed(fitted, current, instead, more=more))
 
 
 def what_if_it_began(
-    file: Path,
-    profile: Path,
-    *,
-    runtimes: Sequence[Path] = (),
-    pods: Mapping[str, int],
-    memory_gib: float,
-    more: bool,
+    file: Path, profile: Path, instead: OtherPools, *, runtimes: Sequence[Path] = (), more: bool
 ) -> str:
     """What the planner says of a manifest, by what an earlier job with its key has measured. It needs neither cluster
     nor run. `runtimes`: files of the RLRuntime that it names, where it is not beside it."""
@@ -78,19 +97,17 @@ def what_if_it_began(
     fitted = fit(checked.spec, of_key(profile, checked.spec), plan=None)
     if isinstance(fitted, Unfit):
         raise UserError("the planner cannot plan by what was measured", got=str(fitted))
-    return "\n".join(_weighed(fitted, None, pods=pods, memory_gib=memory_gib, more=more))
+    return "\n".join(_weighed(fitted, None, instead, more=more))
 
 
-def _weighed(
-    fitted: Fit, current: Candidate | None, *, pods: Mapping[str, int], memory_gib: float, more: bool
-) -> Iterator[str]:
+def _weighed(fitted: Fit, current: Candidate | None, instead: OtherPools, *, more: bool) -> Iterator[str]:
     now = 0.0
     if current is not None:
         prediction = simulate(fitted.problem, current)
         now = prediction.period_ms
         yield f"{_ms(now)}  now, as simulated: {words.explain(fitted.problem, current, prediction)}"
-    problem = _changed(fitted.problem, pods=pods, memory_gib=memory_gib)
-    found = search.plan(problem, start=(current,) if current is not None and not (pods or memory_gib) else ())
+    problem = instead.of(fitted.problem)
+    found = search.plan(problem, start=(current,) if current is not None and instead == OtherPools() else ())
     if isinstance(found, Infeasible):
         yield "no plan then: " + "; ".join(map(str, found.reasons))
         return
@@ -106,16 +123,22 @@ def _weighed(
         yield from map(str, what_if_more(problem, found))
 
 
-def pods_of(said: list[str]) -> dict[str, int]:
-    """
-    >>> pods_of(["gpu=3", "cpu=1"])
+def numbers_of(option: str, said: Sequence[str], *, may_be_bare: bool = False) -> dict[str, int]:
+    """`may_be_bare`: a number alone is that of every pool.
+
+    >>> numbers_of("--pods", ["gpu=3", "cpu=1"])
     {'gpu': 3, 'cpu': 1}
+    >>> numbers_of("--slots", ["8", "cpu=2"], may_be_bare=True)
+    {'': 8, 'cpu': 2}
     """
     found = {}
     for text in said:
-        pool, equals, count = text.partition("=")
-        if not (pool and equals and count.isdecimal()):
-            raise UserError("--pods names a pool and how many", got=sentences.shown(text), wanted="POOL=N, as gpu=3")
+        pool, equals, count = text.rpartition("=")
+        if not count.isdecimal() or not (pool if equals else may_be_bare):
+            bare = ", or N for every pool" if may_be_bare else ""
+            raise UserError(
+                f"{option} names a pool and how many", got=sentences.shown(text), wanted=f"POOL=N, as gpu=3{bare}"
+            )
         found[pool] = int(count)
     return found
 
@@ -250,18 +273,3 @@ def _fitted(where: Where, job: Manifest, plans: Mapping[str, Manifest]) -> tuple
     if isinstance(fitted, Unfit):
         raise UserError("the planner cannot plan by what was measured", got=str(fitted))
     return fitted, plan
-
-
-def _changed(problem: PlanProblem, *, pods: Mapping[str, int], memory_gib: float) -> PlanProblem:
-    known = {pool.name for pool in problem.pools}
-    if unknown := sorted(set(pods) - known):
-        raise UserError(f"the job has no pool {unknown[0]!r}", wanted=f"one of {', '.join(sorted(known))}")
-    pools = [
-        replace(
-            pool,
-            slots=pods[pool.name] * pool.slots_per_pod if pool.name in pods else pool.slots,
-            memory_mib=memory_gib * 1024 if memory_gib else pool.memory_mib,
-        )
-        for pool in problem.pools
-    ]
-    return replace(problem, pools=tuple(pool for pool in pools if pool.slots))

@@ -15,6 +15,7 @@ from rlinf_scheduler.jobs import plan_manifest
 from rlinf_scheduler.kept import KeptProfiles
 from rljob import cluster, graph, plan, reasons
 from rljob.local.store import MemoryStore
+from rljob.reasons import OtherPools
 from tools import workloads
 from tools.prove.world import World
 
@@ -86,9 +87,9 @@ async def test_a_jobs_graph_and_other_pods_are_told_by_what_the_scheduler_kept(s
     where = ("drawn-14", TEAM)
     told = await ask(lambda: graph.text(where))
     assert told.splitlines()[0] == "1 steps of revision 1, 5.2 s each"
-    weighed = await ask(lambda: reasons.what_if(where, pods={}, memory_gib=0, more=False))
+    weighed = await ask(lambda: reasons.what_if(where, OtherPools(), more=False))
     assert "now, as simulated" in weighed.splitlines()[0]
-    more = await ask(lambda: reasons.what_if(where, pods={"main": 2}, memory_gib=0, more=False))
+    more = await ask(lambda: reasons.what_if(where, OtherPools(pods={"main": 2}), more=False))
     assert float(more.splitlines()[1].split()[0]) < 0.9 * float(weighed.splitlines()[1].split()[0])
 
 
@@ -107,7 +108,7 @@ async def test_a_job_that_names_a_runtime_is_looked_at_with_what_that_says(store
     made = await store.get("RLJob", "drawn-14", namespace="team")
     await store.create(plan_manifest(first.model_copy(update={"job": _ref(made)}), namespace="team"))
     await keep(store, job, world, first, uid=made["metadata"]["uid"])
-    told = await ask(lambda: reasons.what_if(("drawn-14", TEAM), pods={}, memory_gib=0, more=False))
+    told = await ask(lambda: reasons.what_if(("drawn-14", TEAM), OtherPools(), more=False))
     assert "now, as simulated" in told
 
 
@@ -136,4 +137,4 @@ async def test_a_kept_profile_of_a_plan_that_is_gone_is_no_answer(store):
     await keep(store, job, world, first)
     await store.delete("RLPlan", "drawn-14-p1", namespace="team")
     with pytest.raises(UserError, match="measured of drawn-14 is of plan revision 1, which is not there any more"):
-        await ask(lambda: reasons.what_if(("drawn-14", TEAM), pods={}, memory_gib=0, more=False))
+        await ask(lambda: reasons.what_if(("drawn-14", TEAM), OtherPools(), more=False))
