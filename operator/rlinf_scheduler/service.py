@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -62,7 +63,8 @@ class Planning:
             await self.jobs.to_begin(spec, namespace=namespace, job_uid=uid),
         )
         revision = highest_revision + 1
-        measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code)
+        under = await self._measured_under(known, job=ref, namespace=namespace)
+        measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code, under=under)
         for revision in range(highest_revision + 1, highest_revision + 1 + MAX_TRIES):
             plan: RLPlanSpec | Infeasible
             if measured is not None:
@@ -86,12 +88,31 @@ class Planning:
             next="it is asked again with the revisions that exist by then",
         )
 
+    async def _measured_under(self, known: tuple[Profile, ...], *, job: JobRef, namespace: str) -> RLPlanSpec | None:
+        """The plan that the newest profile is of, where that is the job's own and there is still such a plan."""
+        if not known or known[-1].job.uid != job.uid:
+            return None
+        try:
+            found = await self._store.get("RLPlan", names.plan_name(job.name, known[-1].revision), namespace=namespace)
+            plan = RLPlanSpec.model_validate(found.get("spec"))
+        except (NotFound, ValueError):
+            return None
+        return plan if plan.job.uid == job.uid else None
+
     async def _by_profiles(
-        self, spec: RLJobSpec, known: tuple[Profile, ...], *, job: JobRef, revision: int, reason: PlanReason
+        self,
+        spec: RLJobSpec,
+        known: tuple[Profile, ...],
+        *,
+        job: JobRef,
+        revision: int,
+        reason: PlanReason,
+        under: RLPlanSpec | None,
     ) -> RLPlanSpec | None:
         """A job begins without what was measured where that breaks the planner."""
+        asked = partial(by_profiles, spec, known, job=job, revision=revision, reason=reason, under=under)
         try:
-            return await asyncio.to_thread(by_profiles, spec, known, job=job, revision=revision, reason=reason)
+            return await asyncio.to_thread(asked)
         except Exception:
             logger.exception("a plan by profiles broke; the job gets one without them", extra={"job": job.name})
             return None

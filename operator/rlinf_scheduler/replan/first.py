@@ -19,12 +19,20 @@ from rlinf_scheduler.replan.fit import Unfit, fit
 
 
 def by_profiles(
-    spec: RLJobSpec, profiles: Sequence[Profile], *, job: JobRef, revision: int, reason: PlanReason
+    spec: RLJobSpec,
+    profiles: Sequence[Profile],
+    *,
+    job: JobRef,
+    revision: int,
+    reason: PlanReason,
+    under: RLPlanSpec | None = None,
 ) -> RLPlanSpec | None:
-    """None: these say too little, nothing was measured, or nobody wants them to count (profileSteps is 0, a pin)."""
+    """`under`: the job's own plan that the newest is of, whose channels and workers go on as they are where no
+    candidate says otherwise. None: these say too little, nothing was measured, or nobody wants them to count
+    (profileSteps is 0, a pin)."""
     if not profiles or not spec.placement.profile_steps or spec.placement.mode is PlacementMode.PINNED:
         return None
-    fitted = fit(spec, profiles, plan=None)
+    fitted = fit(spec, profiles, plan=under, is_in_force=False)
     if isinstance(fitted, Unfit):
         return None
     found = search.plan(fitted.problem)
@@ -40,7 +48,7 @@ def by_profiles(
         plan = plans.write(
             fitted.problem, scored.candidate, scored.prediction, job=job, revision=revision,
             reason=PlanReasonModel(code=reason, message=said), based_on=BasedOn(profile=newest.key),
-            channels=channels(spec),
+            channels=under.channels if under else channels(spec), workers=under.workers if under else (),
         )  # fmt: skip
         if plan is not None and plan_rules.allows(plan, spec):
             return plan

@@ -141,10 +141,16 @@ class Line:
 
 
 def fit(
-    job: RLJobSpec, profiles: Sequence[Profile], *, plan: RLPlanSpec | None, most_pods: Mapping[str, int] | None = None
+    job: RLJobSpec,
+    profiles: Sequence[Profile],
+    *,
+    plan: RLPlanSpec | None,
+    is_in_force: bool = True,
+    most_pods: Mapping[str, int] | None = None,
 ) -> Fit | Unfit:
-    """`profiles`: of this job, or of one with the same key, the newest last, at least one. `plan`: what is in force.
-    `most_pods`: of pools that must not have as many as the job lets them."""
+    """`profiles`: of this job, or of one with the same key, the newest last, at least one. `plan`: under which the
+    newest was measured. `is_in_force`: the plan's pods are there, also those that the job does not let its pools have
+    any more. `most_pods`: of pools that must not have as many as the job lets them."""
     newest = profiles[-1]
     specs = {role.name: role for role in job.roles}
     by_role: dict[str, list[list[RoleProfile]]] = {name: [] for name in specs}
@@ -181,7 +187,7 @@ def fit(
         )
         for name in specs
     }
-    pods, limits = {pool.name: pool.pods for pool in plan.pools} if plan else {}, most_pods or {}
+    pods, limits = {pool.name: pool.pods for pool in plan.pools} if plan and is_in_force else {}, most_pods or {}
     problem = PlanProblem(
         roles=tuple(_costs(specs[name], works[name], graph, job) for name in specs),
         edges=tuple(QueueEdge(p, c, name) for name, p, c in graph.queues),

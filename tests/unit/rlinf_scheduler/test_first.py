@@ -3,10 +3,10 @@
 import pytest
 
 from rlinf_api.job import RLJobSpec
-from rlinf_api.plan import JobRef, RLPlanSpec
+from rlinf_api.plan import Capacity, JobRef, PoolPlan, RLPlanSpec, WorkerMemory
 from rlinf_api.profile import key_of
 from rlinf_api.store import NotFound
-from rlinf_scheduler.jobs import MAX_GIVEN
+from rlinf_scheduler.jobs import MAX_GIVEN, plan_manifest
 from rlinf_scheduler.replan.first import by_profiles
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
@@ -89,6 +89,44 @@ async def test_other_pools_in_the_middle_of_a_job_are_planned_by_what_it_has_mea
     assert f"uid {uid}" in plan.reason.message
     assert plan.predicted is not None
     assert plan.predicted.period_seconds < 0.5 * world.seconds[0]
+
+
+async def test_other_pools_change_nothing_of_a_role_that_no_candidate_says():
+    store = MemoryStore()
+    planning, (world, profiles) = Planning(store), measured()
+    uid, _ = await asked(planning, store)
+    reporting(planning, profiles, uid=uid)
+    (of_newest,) = (plan for plan in world.plans if plan.revision == profiles[-1].revision)
+    own = {"rollout": {"tokens": 8192, "memory": WorkerMemory(resident="3Gi", kv="2Gi")}, "train": {"option": "0"}}
+    by_hand = {
+        "job": JobRef(name="again", uid=uid),
+        "workers": [entry.model_copy(update=own.get(entry.role)) for entry in of_newest.workers],
+        "channels": [c.model_copy(update={"capacity": Capacity(units=77, bytes="4Gi")}) for c in of_newest.channels],
+    }
+    await store.create(plan_manifest(of_newest.model_copy(update=by_hand), namespace="default"))
+    pools = [{**pool, "pods": 2 * pool["pods"]} for pool in workloads.job(ENTRY)["spec"]["pools"]]
+    _, plan = await asked(planning, store, reason="CapacityChanged", highest=4, pools=pools)
+    assert plan.predicted is not None
+    assert {e.role: (e.option, e.tokens) for e in plan.workers} == {
+        "rollout": ("", 8192),
+        "train": ("0", 0),
+        "env": ("", 0),
+    }
+    assert {e.memory.kv for e in plan.workers if e.role == "rollout" and e.memory} == {"2Gi"}
+    assert {(c.capacity.units, c.capacity.bytes) for c in plan.channels} == {(77, "4Gi")}
+
+
+async def test_fewer_pods_than_the_plan_has_that_was_measured_are_enough():
+    store = MemoryStore()
+    planning, (world, profiles) = Planning(store), measured()
+    uid, _ = await asked(planning, store)
+    reporting(planning, profiles, uid=uid)
+    (of_newest,) = (plan for plan in world.plans if plan.revision == profiles[-1].revision)
+    wider = {"job": JobRef(name="again", uid=uid), "pools": [PoolPlan(name=p.name, pods=3) for p in of_newest.pools]}
+    await store.create(plan_manifest(of_newest.model_copy(update=wider), namespace="default"))
+    _, plan = await asked(planning, store, reason="CapacityChanged", highest=4)
+    assert plan.predicted is not None
+    assert [pool.pods for pool in plan.pools] == [1]
 
 
 async def test_channels_hold_what_the_job_lets_them_where_it_begins_by_profiles_too():
