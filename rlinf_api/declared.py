@@ -72,14 +72,14 @@ def options(role: RoleSpec) -> tuple[str, ...]:
 
 def of_entry(entry: WorkerPlan, role: RoleSpec) -> SlotMemory:
     """The memory of a plan's entry: the larger of what it says and what the role's config says. An engine's `kv` is
-    held beside what is resident."""
-    said = entry.memory
+    held beside what is resident, as long as the engine is on its slots."""
+    said, of_config = entry.memory, of_role(role, option=entry.option)
     if said is None:
-        return of_role(role, option=entry.option)
+        return of_config
     resident, peak = to_bytes(said.resident), to_bytes(said.peak)
     if kv := to_bytes(said.kv):
-        peak = max(peak, resident + kv)
-    of_config = of_role(role, option=entry.option)
+        resident += kv
+        peak = max(peak, resident)
     return of_config.or_more(SlotMemory(resident=resident, peak=peak, offloaded=to_bytes(said.offloaded)))
 
 

@@ -103,6 +103,8 @@ class RoleCosts:
     offload_ms: Cost = ZERO
     resident_mib: float = 0.0
     offloaded_mib: float = 0.0
+    kv_mib: float = 0.0
+    """Of what is resident, keys and values that a plan gives it room for: for who reads it."""
     may_stay: bool = False
     """Whether the runtime can leave it resident while others have the turn."""
     slots_per_worker: int = 1

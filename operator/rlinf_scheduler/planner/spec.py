@@ -192,11 +192,12 @@ def _alike(made: WorkerPlan, like: WorkerPlan, role: RoleCosts) -> WorkerPlan:
     same: dict[str, object] = {"tokens": like.tokens}
     if _option(role, like.option) == _option(role, made.option):
         same["option"] = like.option
-    if like.memory is not None and quantities.to_bytes(like.memory.kv):
-        own = {"kv": like.memory.kv}
-        if not made.stays:  # measured, what is resident has keys and values in it; and they count beside it
-            own["resident"] = like.memory.resident
-        same["memory"] = (made.memory or WorkerMemory()).model_copy(update=own)
+    if like.memory is not None and (kv := quantities.to_bytes(like.memory.kv)):
+        memory = made.memory or WorkerMemory()
+        # A plan says what is resident without keys and values, and they count beside it; a problem has them in it.
+        resident = max(quantities.to_bytes(like.memory.resident), quantities.to_bytes(memory.resident) - kv)
+        own = {"kv": like.memory.kv, "resident": quantities.from_bytes(resident)}
+        same["memory"] = memory.model_copy(update=own)
     return made.model_copy(update=same)
 
 

@@ -11,7 +11,7 @@ from rlinf_api.job import Objective, PlacementMode
 from rlinf_scheduler.planner import candidate as candidates
 from rlinf_scheduler.planner.candidate import Candidate, TooMuch
 from rlinf_scheduler.planner.infeasible import Objection
-from rlinf_scheduler.planner.problem import PlanProblem, Provenance
+from rlinf_scheduler.planner.problem import PlanProblem, Provenance, RoleCosts
 from rlinf_scheduler.planner.simulate import Prediction
 
 
@@ -25,9 +25,10 @@ def reasons(problem: PlanProblem, refused: Sequence[TooMuch], short: set[str]) -
         if homes and all(pool.memory_mib and peak > pool.memory_mib for pool in homes):
             alone = True
             largest = max(homes, key=lambda pool: pool.memory_mib)
+            lower = "its memory.kv in the plan" if role.kv_mib else "the role's peak"
             yield Objection(
-                f"role {role.name!r} peaks at {_gib(peak)} on a slot of {_gib(largest.memory_mib)} in pool "
-                f"{largest.name}, alone; raise spec.pools[{largest.name}].slots.memory or lower the role's peak",
+                f"role {role.name!r} peaks at {_gib(peak)}{_cache(role)} on a slot of {_gib(largest.memory_mib)} in "
+                f"pool {largest.name}, alone; raise spec.pools[{largest.name}].slots.memory or lower {lower}",
                 role.name,
             )
     if alone:
@@ -49,12 +50,17 @@ def reasons(problem: PlanProblem, refused: Sequence[TooMuch], short: set[str]) -
         slots = next(pool.slots for pool in problem.pools if pool.name == least.pool)
         lacks = _gib(least.need_mib - least.room_mib)
         yield Objection(
-            f"{least.role} peaks at {_gib(least.peak_mib)} and {kept or 'nobody keeps anything'} on a slot of "
+            f"{least.role} peaks at {_gib(least.peak_mib)}{_cache(problem.role(least.role))} and "
+            f"{kept or 'nobody keeps anything'} on a slot of "
             f"{_gib(least.room_mib)} in pool {least.pool}, which lacks {lacks}; give it {slots + 1} slots",
             least.role,
         )
     elif short and not alone:
         yield Objection(f"no division of the slots has room for {', '.join(sorted(short))}; raise spec.pools[*].pods")
+
+
+def _cache(role: RoleCosts) -> str:
+    return f", {_gib(role.kv_mib)} of it for keys and values," if role.kv_mib else ""
 
 
 def _gib(mib: float) -> str:

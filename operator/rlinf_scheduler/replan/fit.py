@@ -25,7 +25,7 @@ from typing import Final
 
 from rlinf_api import declared, quantities
 from rlinf_api.job import PoolSpec, RLJobSpec, RoleSpec, as_range
-from rlinf_api.plan import RLPlanSpec
+from rlinf_api.plan import RLPlanSpec, WorkerPlan
 from rlinf_api.profile import Batch, ChannelProfile, Profile, RoleProfile
 from rlinf_api.slots import MAX_SLOTS
 from rlinf_scheduler.planner.problem import (
@@ -178,6 +178,7 @@ def fit(
             specs[name],
             by_role[name],
             [part for part in everywhere if part.name == name],
+            entries=[entry for entry in plan.workers if entry.role == name] if plan else (),
             speeds=speeds,
             trains=name == trains,
             bytes=graph.weights_bytes,
@@ -356,6 +357,7 @@ class _Work:
     load: Cost
     offload: Cost
     memory: declared.SlotMemory
+    kv: int  # of it, bytes of the plan's cache
     may_be_probed: bool
     assumed: tuple[str, ...]
 
@@ -366,6 +368,7 @@ class _Work:
         found: Sequence[Sequence[RoleProfile]],
         seen: Sequence[RoleProfile],
         *,
+        entries: Sequence[WorkerPlan],
         speeds: Mapping[str, float],
         trains: bool,
         bytes: float,
@@ -374,7 +377,8 @@ class _Work:
         steps: int,
     ) -> _Work:
         """`found`: of each profile, the role's workers by pool; `seen`: all of them, those included in which it warmed
-        up. `bytes`: of the weights, 0 where nobody gets any. `steps`: of the last profile."""
+        up. `entries`: the role's, of the plan that the last one is of. `bytes`: of the weights, 0 where nobody gets
+        any. `steps`: of the last profile."""
         lanes = _lanes(role, found[-1])
         gang = declared.is_gang(role, trains=trains)
         line = _line(found, speeds, lanes=lanes)
@@ -385,7 +389,7 @@ class _Work:
         own = math.fsum(b.units * b.seconds.count for b in _batches(found[-1])) / steps
         units, times = _units(role.name, graph, found[-1], own, lanes=lanes)
         line, variation = replace(line, per_unit=line.per_unit * times), variation / math.sqrt(times)
-        memory = _memory(role, found)
+        memory, kv = _memory(role, found, entries)
         said = []
         load, offload = (_move(seen, what, speeds) for what in ("load", "offload"))
         if load is None or offload is None:
@@ -408,6 +412,7 @@ class _Work:
             load=load,
             offload=offload,
             memory=memory,
+            kv=kv,
             may_be_probed=not lanes
             and not at_once
             and not line.is_fitted
@@ -678,15 +683,23 @@ def _turn(profiles: Sequence[Profile]) -> Cost:
     return min(found, key=lambda cost: cost.value, default=Cost(TURN_MS))
 
 
-def _memory(role: RoleSpec, found: Sequence[Sequence[RoleProfile]]) -> declared.SlotMemory:
-    """The most that was seen of a slot, and what is declared where that is more."""
+def _memory(
+    role: RoleSpec, found: Sequence[Sequence[RoleProfile]], entries: Sequence[WorkerPlan]
+) -> tuple[declared.SlotMemory, int]:
+    """The most that was seen of a slot, and what is declared where that is more; and of it the bytes of the plan's
+    cache. They are in what was seen, too, as far as the cache was full."""
     memory = declared.of_role(role)
     for part in (part for parts in found for part in parts):
         seen = declared.SlotMemory(
             resident=part.memory.resident, peak=part.memory.peak, offloaded=part.memory.offloaded
         )
         memory = memory.or_more(seen)
-    return memory
+    with_kv = [(entry, kv) for entry in entries if entry.memory and (kv := quantities.to_bytes(entry.memory.kv))]
+    if not memory.active or not with_kv:  # a cache alone says nothing of what is beside it
+        return memory, 0
+    for entry, _ in with_kv:
+        memory = memory.or_more(declared.of_entry(entry, role))
+    return memory, max(kv for _, kv in with_kv)
 
 
 def _speeds(job: RLJobSpec, by_role: Mapping[str, Sequence[Sequence[RoleProfile]]]) -> dict[str, float]:
@@ -745,6 +758,7 @@ def _costs(role: RoleSpec, work: _Work, graph: _Graph, job: RLJobSpec) -> RoleCo
         offload_ms=work.offload,
         resident_mib=memory.resident / MIB,
         offloaded_mib=memory.offloaded / MIB,
+        kv_mib=work.kv / MIB,
         may_stay=declared.of_role(role).active > 0,
         slots_per_worker=role.slots_per_worker,
         scaling=0.0,  # its time is that of a worker with the slots that it has

@@ -81,6 +81,13 @@ def test_what_a_third_role_keeps_while_it_is_off_the_slots_counts_for_who_loads_
     assert resolve(made, job).lease_sets[0].turns[0].beside == (frozenset({"actor"}) if loads else frozenset())
 
 
+@pytest.mark.parametrize(("kv", "loads"), [("10Gi", True), ("11Gi", False)])
+def test_who_loads_beside_another_has_its_cache_there_too(kv, loads):
+    engine = {"memory": {"resident": "20Gi", "kv": kv}}
+    made = plan(lease(), rollout=engine, actor_memory={"memory": {"resident": "20Gi", "peak": "50Gi"}})
+    assert resolve(made, JOB).lease_sets[0].turns[1].beside == (frozenset({"rollout"}) if loads else frozenset())
+
+
 def test_a_role_that_does_not_say_what_it_takes_to_load_loads_beside_nobody():
     part, whole = {"memory": {"peak": "30Gi"}}, {"memory": {"resident": "20Gi", "peak": "40Gi"}}
     found = resolve(plan(lease(), rollout=part, actor_memory=whole), JOB).lease_sets[0]

@@ -129,7 +129,10 @@ def test_memory_is_of_a_slot_however_many_of_them_a_worker_takes():
 
 def test_what_an_engine_holds_for_its_cache_counts_beside_its_weights():
     memory = {"resident": "30Mi", "kv": "40Mi"}
-    assert "need 82837504" in refusal(*synthetic(ranks=[], count=2, planned=memory))
+    plan, job = synthetic(ranks=[], count=2, planned=memory)
+    assert "need 82837504" in refusal(plan, job)
+    stays = [w.model_copy(update={"stays": w.role == "train"}) for w in plan.workers]
+    assert "need 115343360" in refusal(plan.model_copy(update={"workers": stays}), job), "70 that stay beside 40"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
 from rlinf_api.plan import Capacity, ChannelPlan, PlanReason, PoolPlan, WorkerMemory
 from rlinf_api.profile import Batch, Move, Number
+from rlinf_scheduler.planner import search
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
@@ -359,7 +360,52 @@ def test_a_role_keeps_the_option_the_tokens_and_the_cache_with_which_it_was_meas
         (rollout,) = (entry for entry in plan.workers if entry.role == "rollout")
         assert rollout.memory is not None
         assert rollout.memory.kv == "2Gi", plan.revision
-        assert rollout.stays or rollout.memory.resident == "3Gi", "what was measured has the cache in it"
+        of_slot = declared.of_entry(rollout, job.job.role("rollout"))
+        assert of_slot.active >> 20 == 44367, "what was measured, which has the cache in it"
+
+
+@pytest.mark.parametrize(
+    ("memory", "peak", "resident", "cache"),
+    [
+        ({"resident": "23000Mi", "kv": "55000Mi"}, 78000, 78000, 55000),  # it was not full yet
+        ({"resident": "20000Mi", "kv": "3000Mi"}, 44367, 23780, 3000),  # as it was seen, which is with the cache
+        ({"resident": "24000Mi"}, 44367, 23780, 0),
+    ],
+)
+def test_a_role_takes_the_cache_that_its_plan_gives_it_and_once(memory, peak, resident, cache):
+    job = world("drawn-14")
+    job.run(8)
+    found = fit(job.job, job.profiles, plan=given(job.plans[-1], memory))
+    assert isinstance(found, Fit)
+    rollout = found.problem.role("rollout")
+    assert (rollout.options[0].peak_mib, rollout.resident_mib, rollout.kv_mib) == (peak, resident, cache)
+
+
+def given(plan, memory):
+    """The plan, where a person has said so of the rollout."""
+    own = {"memory": WorkerMemory(**memory)}
+    workers = [e.model_copy(update=own if e.role == "rollout" else {}) for e in plan.workers]
+    return plan.model_copy(update={"workers": workers})
+
+
+def test_nobody_takes_turns_with_a_role_whose_cache_fills_its_slots():
+    class WithCache(World):
+        def begin(self):
+            self.plans[0] = given(super().begin(), {"resident": "23780Mi", "kv": "56000Mi"})
+            return self.plans[0]
+
+    job = WithCache.of_entry(ENTRIES["drawn-14"], steps=60)
+    job.run()
+    assert isinstance(job.decisions[-1][1], Stay)
+    found = fit(job.job, job.profiles, plan=job.plans[-1])
+    assert isinstance(found, Fit)
+    answer = search.plan(found.problem)
+    assert isinstance(answer, search.Found)
+    for scored in (answer.best, *answer.others):
+        (region,) = (r for r in scored.candidate.regions if "rollout" in [t.role for t in r.turns])
+        assert [turn.role for turn in region.turns] == ["rollout"]
+    assert job.plans[-1].reason.code == PlanReason.PROFILED
+    plan_rules.check(job.plans[-1], job.job)
 
 
 def test_a_plan_that_is_slower_than_promised_is_taken_back_and_not_tried_again():

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from rlinf_api import plan_rules
-from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api import declared, plan_rules
+from rlinf_api.job import PlacementMode, RLJobSpec, RoleSpec
 from rlinf_api.plan import JobRef, PlanReason, PlanReasonModel, WorkerMemory, WorkerPlan
 from rlinf_scheduler.planner import spec
 from rlinf_scheduler.planner.infeasible import Infeasible
@@ -107,6 +107,20 @@ def test_what_does_not_fit_beside_what_others_keep_is_refused_with_a_sum():
         "give it 2 slots"
     )
     assert isinstance(plan(chain(*roles, slots=2, memory=51.5 * 1024)), Found)
+
+
+def test_a_cache_that_a_plan_gives_is_named_where_it_does_not_fit():
+    rollout = role("rollout", 1, peak=60 * 1024, resident_mib=50 * 1024, kv_mib=40 * 1024)
+    alone = plan(chain(rollout, role("actor", 1, peak=10), slots=1, memory=48 * 1024))
+    assert str(alone) == (
+        "role 'rollout' peaks at 60.0 GiB, 40.0 GiB of it for keys and values, on a slot of 48.0 GiB in pool gpu, "
+        "alone; raise spec.pools[gpu].slots.memory or lower its memory.kv in the plan"
+    )
+    beside = plan(chain(rollout, role("actor", 1, offloaded_mib=1024), slots=1, memory=60.5 * 1024))
+    assert str(beside) == (
+        "rollout peaks at 60.0 GiB, 40.0 GiB of it for keys and values, and actor keeps 1.0 GiB on a slot of 60.5 GiB "
+        "in pool gpu, which lacks 0.5 GiB; give it 2 slots"
+    )
 
 
 def test_an_option_that_fits_is_chosen_where_the_faster_one_does_not():
@@ -211,14 +225,11 @@ def test_what_is_chosen_of_a_role_stands_in_its_plan_and_is_read_again():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "stays", "option", "resident"),
-    [
-        (0, False, "base", "3Gi"),  # `base` is the option as the role stands, too
-        (1, False, "0", "3Gi"),
-        (0, True, "base", "8009Mi"),  # while others have the turn it keeps all that was measured
-    ],
+    ("chosen", "stays", "option"),
+    [(0, False, "base"), (0, True, "base"), (1, False, "0")],  # `base` is the option as the role stands, too
 )
-def test_what_no_candidate_says_is_as_in_the_plan_in_force(chosen, stays, option, resident):
+def test_what_no_candidate_says_is_as_in_the_plan_in_force(chosen, stays, option):
+    """What is resident has its cache in it, and the plan says it apart."""
     problem = problems.of_entry(workloads.entries()["drawn-14"], items=16)
     found = plan(problem, effort=1_000)
     assert isinstance(found, Found)
@@ -233,5 +244,9 @@ def test_what_no_candidate_says_is_as_in_the_plan_in_force(chosen, stays, option
     assert written is not None
     (train,) = (w for w in written.workers if w.role == "train")
     assert train.memory is not None
-    assert (train.option, train.tokens, train.memory.kv, train.memory.resident) == (option, 8192, "2Gi", resident)
+    assert (train.option, train.tokens, train.memory.kv) == (option, 8192, "2Gi")
+    assert train.memory.resident == "5961Mi"
+    of_slot = declared.of_entry(train, RoleSpec(name="train", kind="my:Role"))
+    assert of_slot.resident == problem.role("train").resident_mib * 2**20
+    assert declared.kept(train, of_slot) == (of_slot.resident if stays else of_slot.offloaded)
     assert {w.tokens for w in written.workers if w.role != "train"} == {0}
