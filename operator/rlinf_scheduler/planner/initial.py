@@ -44,6 +44,8 @@ from rlinf_scheduler.planner.infeasible import Infeasible, NeedSlots, Objection,
 CYCLES: Final[dict[str, tuple[str, ...]]] = {"ppo": ("env", "rollout")}
 """Roles of a registered flow that feed each other within a step."""
 DEFAULT_SLICES: Final = 2  # flow ppo's
+UNTIMED: Final = "how long a step takes is not known before steps are measured"
+"""What a plan says that no profile stands behind; one of replan/first.py has the time."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ def initial(
             lease_sets=list(placed.lease_sets),
             channels=channels(spec),
             cycles=_cycles(spec, placed.workers),
-            reason=PlanReasonModel(code=reason, message=placed.said),
+            reason=PlanReasonModel(code=reason, message=f"{placed.said}; {UNTIMED}"),
         )
     except ValidationError as error:
         said = [str(p) for p in sentences.problems(error, RLPlanSpec, value=None, prefix=error.title)]

@@ -19,7 +19,7 @@ async def test_its_conditions_say_this():
     assumed = (
         "math-p1: pools filled in order, roles side by side: 8 env in sim, 1 rollout in train, 1 actor in train. "
         "Assumed, as nothing is measured yet: every slot holds its role's memory, and all workers of a role are "
-        "equally fast"
+        "equally fast; how long a step takes is not known before steps are measured"
     )
     assert [(c["type"], c["status"], c["reason"], c["message"]) for c in listed] == [
         ("Valid", "True", "Accepted", ""),

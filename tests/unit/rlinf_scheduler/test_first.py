@@ -48,6 +48,7 @@ async def test_a_job_begins_where_an_earlier_one_with_its_key_had_come():
     planning, (world, profiles) = Planning(store), measured()
     _, without = await asked(planning, store, name="first")
     assert without.predicted is None
+    assert without.reason.message.endswith("; how long a step takes is not known before steps are measured")
     reporting(planning, profiles)
     _, plan = await asked(planning, store)
     assert (plan.reason.code, plan.source, plan.revision) == ("Initial", "Scheduler", 1)
@@ -56,6 +57,7 @@ async def test_a_job_begins_where_an_earlier_one_with_its_key_had_come():
     assert plan.based_on.profile == key_of(world.job)
     assert plan.predicted is not None
     assert plan.predicted.period_seconds < 0.5 * world.seconds[0]
+    assert f": {1e3 * plan.predicted.period_seconds:.1f} ms a step" in plan.reason.message
     assert plan.lease_sets != without.lease_sets
 
 

@@ -33,7 +33,8 @@ def test_a_plan_of_roles_side_by_side_is_this():
     assert found.pop("reason") == {
         "code": "CapacityChanged",
         "message": "pools filled in order, roles side by side: 8 env in sim, 1 rollout in train, 1 actor in train. "
-        f"Assumed, as nothing is measured yet: {ASSUMED}, and all workers of a role are equally fast",
+        f"Assumed, as nothing is measured yet: {ASSUMED}, and all workers of a role are equally fast; "
+        "how long a step takes is not known before steps are measured",
     }
     assert found == {
         "job": {"name": "math", "uid": UID},
@@ -65,7 +66,7 @@ def test_a_plan_of_roles_in_turns_is_this():
         "code": "Initial",
         "message": "roles share slots in turns: 8 env in sim, 1 rollout in train, 1 actor in train; lease sets set-1 "
         f"(rollout | actor). Assumed, as nothing is measured yet: {ASSUMED} beside what the others keep when they are "
-        "off it",
+        "off it; how long a step takes is not known before steps are measured",
     }
     assert found["revision"] == 1
     assert found["workers"] == [
