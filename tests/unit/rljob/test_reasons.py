@@ -125,7 +125,7 @@ def test_of_a_job_that_has_not_begun_an_earlier_ones_profile_tells(work_dir, man
 
 
 def test_what_a_job_has_of_its_runtime_is_its_own_beside_it_or_in_a_file(work_dir, manifest):
-    plain = reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
+    plain = reasons.what_if_it_began(manifest, manifest.parent, OtherPools(), more=False)
     whole = yaml.safe_load(manifest.read_text())
     slots = whole["spec"]["pools"][0].pop("slots")
     whole["spec"]["runtime"] = "ours"
@@ -134,11 +134,11 @@ def test_what_a_job_has_of_its_runtime_is_its_own_beside_it_or_in_a_file(work_di
         "spec": {"poolDefaults": {"slots": slots}},
     }  # fmt: skip
     manifest.write_text(yaml.safe_dump_all([whole, runtime]))
-    assert reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False) == plain
+    assert reasons.what_if_it_began(manifest, manifest.parent, OtherPools(), more=False) == plain
     manifest.write_text(yaml.safe_dump(whole))
     (manifest.parent / "ours.yaml").write_text(yaml.safe_dump(runtime))
     with pytest.raises(InvalidManifest, match=r"spec\.runtime: names RLRuntime 'ours', which no file here holds"):
-        reasons.what_if_it_began(manifest, manifest.parent, pods={}, memory_gib=0, more=False)
+        reasons.what_if_it_began(manifest, manifest.parent, OtherPools(), more=False)
     beside = "--runtime", str(manifest.parent / "ours.yaml")
     done = rljob("plan", "what-if", str(manifest), "--profile", str(manifest.parent), *beside)
     assert (done.returncode, done.stdout) == (0, f"{plain}\n"), done.stderr
