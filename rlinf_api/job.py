@@ -68,6 +68,11 @@ Quantity = Annotated[
     Field(max_length=24, json_schema_extra={"pattern": quantities.PATTERN}),
     AfterValidator(quantities.checked),
 ]
+MaybeQuantity = Annotated[
+    str,
+    Field(max_length=24, json_schema_extra={"pattern": f"^$|{quantities.PATTERN}"}),
+    AfterValidator(lambda text: quantities.checked(text) if text else text),
+]
 Config = Annotated[dict[str, JsonValue], Field(json_schema_extra=dict(PRESERVE))]
 
 
@@ -142,10 +147,6 @@ class SlotsSpec(Model):
         json_schema_extra={
             "x-kubernetes-validations": [
                 cel(
-                    "!(has(self.resource) && has(self.cpu) && self.resource != '' && self.cpu != '')",
-                    "spec.pools[*].slots has both resource and cpu, but a slot is one of them; remove one",
-                ),
-                cel(
                     f"!has(self.resource) || self.resource == '' || self.resource.matches('{RESOURCE_PATTERN}')",
                     "spec.pools[*].slots.resource is no extended resource; write domain/name, such as nvidia.com/gpu",
                 ),
@@ -157,10 +158,13 @@ class SlotsSpec(Model):
     resource: Annotated[str, Field(max_length=253)] = ""
     """Extended resource of an accelerator slot, e.g. nvidia.com/gpu. Empty: slots are shares of CPU."""
     cpu: Annotated[str, Field(max_length=24)] = ""
-    """CPU of one slot in a pool without accelerators. Empty: 1 core where resource is empty too."""
+    """CPU of one slot, beside its accelerator where it has one. Empty: beside one none is asked for, else 1 core."""
     memory: Annotated[Quantity, Field(json_schema_extra=UNSAID)] = "2Gi"
-    """Memory of one slot: of the accelerator where it cannot be asked, of the host otherwise. Default what the runtime
-    says, else 2Gi."""
+    """Memory of one slot, by which plans go: the accelerator's own, or without one the host's, which its pod asks for.
+    Default what the runtime says, else 2Gi."""
+    host_memory: Annotated[MaybeQuantity, Field(json_schema_extra=UNSAID)] = ""
+    """Memory of the host beside the accelerator of one slot. Empty: none is asked for. Without an accelerator that is
+    memory."""
 
 
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=63)]
@@ -388,6 +392,12 @@ class RLJobSpec(Model):
                 cel(
                     f"self.pools.all(p, p.name != '{names.COMPONENT_DRIVER}')",
                     "spec.pools[*].name is driver, which in a queue is the name of the driver's own pod; rename it",
+                ),
+                cel(
+                    "has(self.runtime) || self.pools.all(p, !has(p.slots) || !has(p.slots.hostMemory)"
+                    " || p.slots.hostMemory == '' || (has(p.slots.resource) && p.slots.resource != ''))",
+                    "spec.pools[*].slots has hostMemory and no resource, but without an accelerator the host's memory "
+                    "is memory; write that, or name the resource",
                 ),
                 cel(
                     f"{roles_in_cel('self')}.all(n, self.pools.exists(p, p.roles.size() == 0 || n in p.roles))",

@@ -152,16 +152,22 @@ def _check_slots(field: str, slots: SlotsSpec) -> Iterator[Problem]:
     if slots.resource and not re.fullmatch(RESOURCE_PATTERN, slots.resource, re.ASCII):
         message = f"got {slots.resource!r}, wanted an extended resource; write domain/name, such as nvidia.com/gpu"
         yield Problem(field=f"{field}.resource", message=message)
-    if slots.cpu and slots.resource:
-        yield Problem(field=field, message="has both resource and cpu; remove one")
-    for name, text, least, whole in (("cpu", slots.cpu, "1m", 1000), ("memory", slots.memory, "1", 1)):
+    if slots.host_memory and not slots.resource:
+        message = f"got {slots.host_memory!r}, but without an accelerator the host's memory is memory; write that, or "
+        yield Problem(field=f"{field}.hostMemory", message=message + "name the resource")
+    amounts = (
+        ("cpu", slots.cpu, "1m", 1000),
+        ("memory", slots.memory, "1", 1),
+        ("hostMemory", slots.host_memory, "1", 1),
+    )
+    for name, text, least, whole in amounts:
         most = quantities.MOST // whole  # Kubernetes counts cores in thousandths
         if text and not quantities.is_within(text, least=quantities.parse(least), most=most // slots.per_pod):
             count = "the 1 slot" if slots.per_pod == 1 else f"the {slots.per_pod} slots"
             yield Problem(
                 field=f"{field}.{name}",
                 message=f"got {text!r}, wanted a quantity of at least {least} and at most {most} for {count} of a pod; "
-                f"write for example {'2Gi' if name == 'memory' else '1 or 500m'}",
+                f"write for example {'1 or 500m' if name == 'cpu' else '2Gi'}",
             )
 
 

@@ -11,53 +11,34 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from rlinf_api import job_rules, names, quantities, sentences, storable, unknown
+from rlinf_api import job_rules, names, sentences, storable, unknown
 from rlinf_api.conditions import Reason
-from rlinf_api.job import RESOURCE_PATTERN, Model, Name, Problem, Template, by, cel
+from rlinf_api.job import RESOURCE_PATTERN, UNSAID, MaybeQuantity, Model, Name, Problem, Template, by
 from rlinf_api.templates import overlay, with_image, without
 
 KIND: Final = "RLRuntime"
 MAX_BYTES: Final = 32 * 1024
 """The most bytes of a spec as JSON. A job keeps a copy in its status, which the operator writes again and again: ten
 times what the templates of a job of GPUs have, and a fiftieth of what etcd takes."""
+_OF_AN_ACCELERATOR: Final = frozenset({"resource", "hostMemory"})
 _RESOURCE: Final = rf"^$|{RESOURCE_PATTERN}"
-
-
-def _checked(text: str) -> str:
-    return quantities.checked(text) if text else text
-
-
-MaybeQuantity = Annotated[
-    str,
-    Field(max_length=24, json_schema_extra={"pattern": f"^$|{quantities.PATTERN}"}),
-    AfterValidator(_checked),
-]
 
 
 class RuntimeSlots(Model):
     """Like a pool's; what is not there is left to the job, and then to the defaults of an RLJob."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                cel(
-                    "!(has(self.resource) && has(self.cpu) && self.resource != '' && self.cpu != '')",
-                    "spec.poolDefaults.slots, or a pool's, has both resource and cpu, but a slot is one of them; "
-                    "remove one",
-                )
-            ]
-        }
-    )
     per_pod: Annotated[int, Field(ge=1, le=64)] | None = None
     """Slots of one pod."""
     resource: Annotated[str, Field(max_length=253, pattern=_RESOURCE)] = ""
-    """Extended resource of an accelerator slot, e.g. nvidia.com/gpu. Not for a pool whose job writes slots.cpu."""
+    """Extended resource of an accelerator slot, e.g. nvidia.com/gpu. Not for a pool whose job says CPU alone."""
     cpu: MaybeQuantity = ""
-    """CPU of one slot. Not for a pool whose job writes slots.resource."""
+    """CPU of one slot. Without a resource beside it not for a pool whose job writes one."""
     memory: MaybeQuantity = ""
-    """Memory of one slot."""
+    """Memory of one slot, by which plans go: the accelerator's own, or without one the host's."""
+    host_memory: Annotated[MaybeQuantity, Field(json_schema_extra=UNSAID)] = ""
+    """Memory of the host beside the accelerator of one slot."""
 
 
 class RuntimePool(Model):
@@ -169,9 +150,6 @@ def _check(spec: RLRuntimeSpec) -> Iterator[Problem]:
     for field, pool in where:
         yield from job_rules.check_template(f"{field}.template", pool.template)
         yield from job_rules.check_image(field, pool.image, template=pool.template)
-        if pool.slots.resource and pool.slots.cpu:
-            message = "has both resource and cpu, but a slot is one of them; remove one"
-            yield Problem(field=f"{field}.slots", message=message)
 
 
 # --- a job with it ----------------------------------------------------------------------------------------------------
@@ -249,13 +227,15 @@ def _image(image: str) -> dict[str, Any]:
 
 
 def _slots(defaults: tuple[RuntimePool, ...], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Field by field; a slot that is a share of CPU is none of an accelerator."""
+    """Field by field; but a layer that names one kind of slot, by `cpu` alone a share of CPU, by `resource` one with an
+    accelerator, takes over nothing that is of the other kind alone."""
     merged: dict[str, Any] = {}
     for layer in (*(unknown.compact(pool.slots) for pool in defaults), own):
         said = {key: value for key, value in layer.items() if value != ""}
-        for one, other in (("cpu", "resource"), ("resource", "cpu")):
-            if one in said:
-                merged.pop(other, None)
+        if "cpu" in said and not said.keys() & _OF_AN_ACCELERATOR:
+            merged = {key: value for key, value in merged.items() if key not in _OF_AN_ACCELERATOR}
+        elif "resource" in said and "resource" not in merged:
+            merged.pop("cpu", None)
         merged |= said
     return merged
 

@@ -172,23 +172,22 @@ def advice(spec: RLJobSpec) -> Iterator[str]:
     for pool in spec.pools:
         if missing := _not_asked_for(spec, pool):
             given, none = pool.slots.resource, " and no ".join(missing)
+            fields = ("cpu" if name == "cpu" else "hostMemory" for name in missing)
             yield (
                 f"spec.pools[{pool.name}]: its pods ask for {given} and for no {none}: "
-                "they are the first to be evicted, and a quota may refuse them; name requests in resources of "
-                f"spec.pools[{pool.name}].template.spec.containers[agent]"
+                f"they are the first to be evicted, and a quota may refuse them; write {' and '.join(fields)} of "
+                f"spec.pools[{pool.name}].slots"
             )
 
 
 def _not_asked_for(spec: RLJobSpec, pool: PoolSpec) -> list[str]:
-    """What a pool of accelerators does not ask for; for others the operator asks. A limit alone is a request, too. What
-    is no mapping asks for nothing: the API server refuses it."""
+    """What neither its slots nor its template ask for. A limit alone is a request, too. What is no mapping asks for
+    nothing: the API server refuses it."""
     from rlinf_operator.manifests import pods
 
-    if not pool.slots.resource:
-        return []
     found = pods.agent_field(spec, pool, "resources")
     given = found if isinstance(found, dict) else {}
-    parts = (given.get(part) for part in ("requests", "limits"))
+    parts = (*(given.get(part) for part in ("requests", "limits")), pods.resources(pool.slots)["requests"])
     asked = {name for part in parts if isinstance(part, dict) for name in part}
     return [name for name in ("cpu", "memory") if name not in asked]
 

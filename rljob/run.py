@@ -191,7 +191,8 @@ def _accelerators(raw: dict[str, Any], spec: RLJobSpec, *, simulate: bool) -> No
                 f"pool {pool.name!r} needs {pool.slots.resource}, which this machine does not have",
                 next="run it on a cluster, or say --simulate-slots to run its roles on CPU",
             )
-        manifests.override(raw, [f"spec.pools[{pool.name}].slots.resource=''"])
+        none = (f"spec.pools[{pool.name}].slots.{field}=''" for field in ("resource", "hostMemory"))
+        manifests.override(raw, none)
 
 
 def beyond_local_mode(name: str, spec: RLJobSpec) -> Iterator[Problem]:

@@ -110,9 +110,10 @@ class OperatorSettings:
     run_dir_size: str = "64Mi"
     """Sockets and last words: kilobytes. 64 MiB: what writes there by mistake meets ENOSPC, not an eviction."""
     accelerator_shm: str = "8Gi"
-    """/dev/shm of a pod with accelerators: NCCL's and the rings' buffers for 8 GPUs. A guess until measured."""
+    """/dev/shm of a pod with accelerators and no hostMemory: NCCL's and the rings' buffers for 8 GPUs. A guess until
+    measured."""
     shm_share: float = 0.25
-    """/dev/shm of a pod without accelerators, as a share of its memory (tmpfs counts as the container's memory)."""
+    """/dev/shm of any other pod, as a share of the memory that it asks for (tmpfs counts as the container's memory)."""
 
     pods_ready_deadline_s: float = 300.0
     """After this, pods that are not ready are named in PodsReady. 5 min: pulling a large image takes minutes."""

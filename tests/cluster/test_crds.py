@@ -57,7 +57,9 @@ def in_namespace(manifest, namespace):
         (lambda m: m["metadata"].update(name="a" * 41), "metadata.name must be at most 40"),
         (lambda m: m["spec"]["pools"][1].update(roles=["actor"]), "add its name to spec.pools[*].roles"),
         (lambda m: m["spec"]["pools"][1]["roles"].append("critic"), "add the role or remove the name"),
-        (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", cpu="1"), "has both resource and cpu"),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", cpu="1", hostMemory="8Gi"), ""),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(hostMemory="8Gi"), "has hostMemory and no resource"),
+        (lambda m: m["spec"]["pools"][0]["slots"].update(resource="x/y", hostMemory="8 GB"), "should match"),
         (
             lambda m: m["spec"]["pools"][0]["slots"].update(resource="foo bar"),
             "write domain/name, such as nvidia.com/gpu",

@@ -95,7 +95,7 @@ def test_a_runtime_that_is_wrong_is_refused_by_the_api_server(cluster: Cluster, 
     with ControlPlane(cluster, tmp_path):
         for change, sentence in (
             ({"quee": "a"}, 'unknown field "spec.quee"'),
-            ({"poolDefaults": {"slots": {"cpu": "1", "resource": "a.com/x"}}}, "has both resource and cpu"),
+            ({"poolDefaults": {"slots": {"resource": "a.com/x", "hostMemory": "8 GB"}}}, "should match"),
             ({"poolDefaults": {"slots": {"perPod": 65}}}, "should be less than or equal to 64"),
         ):
             made = runtime(f"{namespace}.wrong", "one", **change)

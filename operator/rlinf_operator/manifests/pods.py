@@ -179,20 +179,22 @@ def resources(slots: SlotsSpec) -> Manifest:
 
     >>> resources(SlotsSpec(per_pod=4, cpu="500m", memory="2Gi"))["limits"]
     {'cpu': '2', 'memory': '8Gi'}
+    >>> resources(SlotsSpec(per_pod=8, resource="nvidia.com/gpu", memory="80Gi", cpu="6", host_memory="48Gi"))["limits"]
+    {'nvidia.com/gpu': '8', 'cpu': '48', 'memory': '384Gi'}
     """
-    if slots.resource:
-        amount = {slots.resource: str(slots.per_pod)}
-    else:
-        cpu = quantities.parse(slots.cpu or "1", field="spec.pools[*].slots.cpu") * slots.per_pod
-        amount = {"cpu": _cores(cpu), "memory": quantities.from_bytes(_memory_bytes(slots))}
+    amount = {slots.resource: str(slots.per_pod)} if slots.resource else {}
+    if cpu := slots.cpu or ("" if slots.resource else "1"):
+        amount["cpu"] = _cores(quantities.parse(cpu, field="spec.pools[*].slots.cpu") * slots.per_pod)
+    if memory := _host_bytes(slots):
+        amount["memory"] = quantities.from_bytes(memory)
     return {"requests": dict(amount), "limits": dict(amount)}
 
 
 def shm_bytes(slots: SlotsSpec, *, settings: OperatorSettings) -> int:
-    if slots.resource:
+    memory, mebibyte = _host_bytes(slots), 1 << 20
+    if not memory:
         return quantities.to_bytes(settings.accelerator_shm)
-    mebibyte = 1 << 20
-    return max(MIN_SHM_BYTES, int(_memory_bytes(slots) * settings.shm_share) // mebibyte * mebibyte)
+    return max(MIN_SHM_BYTES, int(memory * settings.shm_share) // mebibyte * mebibyte)
 
 
 def agent_field(spec: RLJobSpec, pool: PoolSpec, field: str) -> Any:
@@ -329,8 +331,10 @@ def _volumes(
     return volumes, mounts
 
 
-def _memory_bytes(slots: SlotsSpec) -> int:
-    return quantities.to_bytes(slots.memory, field="spec.pools[*].slots.memory") * slots.per_pod
+def _host_bytes(slots: SlotsSpec) -> int:
+    """Of a whole pod. 0: of one with accelerators nobody has said."""
+    field, said = ("hostMemory", slots.host_memory) if slots.resource else ("memory", slots.memory)
+    return quantities.to_bytes(said, field=f"spec.pools[*].slots.{field}") * slots.per_pod if said else 0
 
 
 def _cores(cores: Decimal) -> str:

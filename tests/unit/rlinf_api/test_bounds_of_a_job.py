@@ -62,6 +62,8 @@ QUANTITY = "wanted a quantity of at least"
         slots(cpu="1m"),
         slots(memory="1"),
         slots(resource="nvidia.com/gpu"),
+        slots(resource="nvidia.com/gpu", cpu="6", memory="80Gi", hostMemory="48Gi"),
+        slots(hostMemory=""),
         metadata(name="a"),
         metadata(name="a" * 40, namespace="1" * 63),
         metadata(namespace=""),
@@ -95,7 +97,13 @@ def test_what_is_just_allowed_is_answered_by_nothing(change):
                 "add the role or remove the name"
             ],
         ),
-        (slots(resource="nvidia.com/gpu", cpu="1"), ["spec.pools[sim].slots: has both resource and cpu; remove one"]),
+        (
+            slots(hostMemory="8Gi"),
+            [
+                "spec.pools[sim].slots.hostMemory: got '8Gi', but without an accelerator the host's memory is memory; "
+                "write that, or name the resource"
+            ],
+        ),
         (
             pool(template={"kind": "Pod", "spec": {"containers": [{"image": "x"}], "volumes": {}}}),
             [

@@ -38,6 +38,7 @@ READ = {
     "pools.slots.resource": (PODS, "slots.resource"),
     "pools.slots.cpu": (PODS, "slots.cpu"),
     "pools.slots.memory": ("operator/rlinf_scheduler/planner/memory.py", "slots.memory"),
+    "pools.slots.hostMemory": (PODS, "slots.host_memory"),
     "pools.image": (PODS, "pool.image"),
     "pools.topology.required": (TOPOLOGY, "said.required"),
     "pools.topology.preferred": (TOPOLOGY, "said.preferred"),

@@ -38,6 +38,11 @@ def test_a_slot_that_no_machine_has_is_refused_at_once(field, text):
         ({"cpu": "9e15"}, "at most 9223372036854775 for the 4 slots of a pod; write for example 1 or 500m"),
         ({"memory": "0"}, "slots.memory: got '0', wanted a quantity of at least 1 and at most"),
         ({"memory": "1m"}, "slots.memory: got '1m', wanted a quantity of at least 1 and"),
+        (
+            {"perPod": 4, "resource": "a.com/x", "hostMemory": "2Ei"},
+            "slots.hostMemory: got '2Ei', wanted a quantity of at least 1 and at most 9223372036854775807 for the 4 "
+            "slots of a pod; write for example 2Gi",
+        ),
         ({"cpu": "0"}, "slots.cpu: got '0', wanted a quantity of at least 1m and"),
         ({"cpu": "1u"}, "slots.cpu: got '1u', wanted a quantity of at least 1m and"),
     ],

@@ -159,6 +159,9 @@ def test_whose_image_it_is(of_runtime, of_job, image):
     assert rendered(made, "sim")["spec"]["containers"][0]["image"] == image
 
 
+GPU = {"resource": "a.com/x", "cpu": "6", "hostMemory": "8Gi"}
+
+
 @pytest.mark.parametrize(
     ("defaults", "own", "slots"),
     [
@@ -168,6 +171,11 @@ def test_whose_image_it_is(of_runtime, of_job, image):
         ({"resource": "a.com/x"}, {"resource": ""}, {"resource": "a.com/x"}),
         ({"resource": "a.com/x"}, {"cpu": "2"}, {"cpu": "2"}),
         ({"cpu": "2"}, {"resource": "a.com/x"}, {"resource": "a.com/x"}),
+        (GPU, {"cpu": "2"}, {"cpu": "2"}),
+        (GPU, {"resource": "a.com/y"}, {**GPU, "resource": "a.com/y"}),
+        (GPU, {"cpu": "2", "resource": "a.com/x"}, {**GPU, "cpu": "2"}),
+        (GPU, {"cpu": "2", "hostMemory": "1Gi"}, {**GPU, "cpu": "2", "hostMemory": "1Gi"}),
+        ({"cpu": "2"}, GPU, GPU),
     ],
 )
 def test_slots_are_joined_field_by_field_and_are_one_thing(defaults, own, slots):
@@ -236,10 +244,7 @@ def test_a_job_read_from_the_cluster_has_the_runtime_that_its_status_keeps():
             {"driver": {"template": env("A", "1")}},
             "spec.driver.template: names container 'agent', which a driver's pod has not",
         ),
-        (
-            {"poolDefaults": {"slots": {"resource": "a.com/x", "cpu": "1"}}},
-            "spec.poolDefaults.slots: has both resource and cpu, but a slot is one of them; remove one",
-        ),
+        ({"poolDefaults": {"slots": {"hostMemory": "lots"}}}, "spec.poolDefaults.slots.hostMemory: got 'lots'"),
         ({"pools": [{"name": "a", "slots": {"memory": "lots"}}]}, "spec.pools[a].slots.memory: got 'lots'"),
         ({"pools": [{"name": "a"}, {"name": "a"}]}, "spec.pools: name 'a' is used twice; rename one"),
         (

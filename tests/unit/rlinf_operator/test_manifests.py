@@ -140,10 +140,26 @@ def test_cpu_and_memory_beside_accelerators_are_asked_for_as_the_page_shows():
     spec = rendered.manifest["spec"]
     assert spec["containers"][0]["resources"] == {
         "requests": {"nvidia.com/gpu": "8", "cpu": "48", "memory": "384Gi"},
-        "limits": {"nvidia.com/gpu": "8", "memory": "384Gi"},
+        "limits": {"nvidia.com/gpu": "8", "cpu": "48", "memory": "384Gi"},
     }
+    shm = next(v["emptyDir"]["sizeLimit"] for v in spec["volumes"] if v["name"] == "rlinf-shm")
+    assert shm == "96Gi"
     assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
     assert "nvidia.com/gpu" in [t["key"] for t in spec["tolerations"]]
+
+
+def test_a_template_adds_to_accelerators_what_their_slots_do_not_ask_for():
+    job = ppo_job()
+    job.spec["pools"][0]["slots"] = {"resource": "a.com/x", "hostMemory": "8Gi", "memory": "80Gi"}
+    job.spec["pools"][0]["template"] = {
+        "spec": {"containers": [{"name": "agent", "resources": {"requests": {"cpu": "2", "memory": "1Gi"}}}]}
+    }
+    rendered = worker(job.parsed())
+    assert rendered.manifest["spec"]["containers"][0]["resources"] == {
+        "requests": {"a.com/x": "1", "cpu": "2", "memory": "8Gi"}, "limits": {"a.com/x": "1", "memory": "8Gi"},
+    }  # fmt: skip
+    (told,) = rendered.conflicts
+    assert told.endswith("resources.requests.memory is '1Gi'; the operator sets '8Gi'")
 
 
 def test_the_template_is_merged_under_what_the_operator_owns():

@@ -27,7 +27,7 @@ def advised(manifest):
 def test_a_pool_of_accelerators_that_asks_for_nothing_else_is_named():
     (said,) = advised(job())
     assert said.startswith("spec.pools[cpu]: its pods ask for nvidia.com/gpu and for no cpu and no memory: ")
-    assert said.endswith("name requests in resources of spec.pools[cpu].template.spec.containers[agent]")
+    assert said.endswith("write cpu and hostMemory of spec.pools[cpu].slots")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,22 @@ def test_what_is_asked_for_in_the_template_is_not_missed(resources, missing):
     said = advised(job(**resources))
     assert len(said) == len(missing)
     assert all(part in text for part, text in zip(missing, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("slots", "missing"),
+    [
+        ({"cpu": "4", "hostMemory": "8Gi"}, []),
+        ({"cpu": "4", "memory": "80Gi"}, ["for no memory: they", "write hostMemory of"]),
+        ({"hostMemory": "8Gi"}, ["for no cpu: they", "write cpu of"]),
+    ],
+)
+def test_what_is_asked_for_by_slots_is_not_missed(slots, missing):
+    manifest = job()
+    manifest["spec"]["pools"][0]["slots"] |= slots
+    said = advised(manifest)
+    assert len(said) == (1 if missing else 0)
+    assert all(part in said[0] for part in missing)
 
 
 def test_the_example_needs_no_advice():

@@ -246,8 +246,8 @@ def test_a_log_that_cannot_be_made_is_no_bug_of_rljob(tmp_path):
 
 @pytest.fixture
 def gpu_job(tmp_path):
-    pool = {"name": "gpu", "roles": ["env", "rollout", "actor"], "pods": 1,
-            "slots": {"perPod": 3, "resource": "example.com/accelerator", "memory": "1Gi"}}  # fmt: skip
+    slots = {"perPod": 3, "resource": "example.com/accelerator", "memory": "1Gi", "hostMemory": "2Gi"}
+    pool = {"name": "gpu", "roles": ["env", "rollout", "actor"], "pods": 1, "slots": slots}
     return rljob_runs.manifest(tmp_path / "job.yaml", pools=[pool])
 
 
