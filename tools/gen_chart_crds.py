@@ -47,7 +47,7 @@ def _split_after_name(body: str) -> tuple[str, str, str]:
 def rules_template(components: dict[str, Sequence[access.AccessRule]]) -> str:
     out = [HEADER % "operator/rlinf_operator/access.py"]
     for component, rules in components.items():
-        for scope in ("jobs", "cluster", "own"):
+        for scope in ("jobs", "cluster", "selected", "own"):
             out.append(f'{{{{- define "rlinf.rules.{component}.{scope}" -}}}}\n')
             out += [_rule(rule) for rule in rules if rule.scope == scope]
             out.append("{{- end -}}\n")

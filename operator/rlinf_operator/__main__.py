@@ -78,6 +78,7 @@ async def serve(process: ProcessSettings, operator: OperatorSettings) -> int:
     try:
         where: Any = {"kubeconfig": process.kubeconfig, "context": process.context}
         watches = len(CACHED) * max(1, len(process_settings.namespaces(process)))
+        watches += bool(process.watch_namespace_selector)
         async with (
             await kube.connect(**where) as connection,
             await kube.connect(**where, connections=watches + STANDING_CALLS) as standing,

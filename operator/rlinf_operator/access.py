@@ -20,13 +20,13 @@ SCHEDULER_SECRET: Final = "rlinf-scheduler-tls"
 LEASE: Final = "rlinf-operator"
 """In the operator's namespace: who leads."""
 
-Scope = Literal["jobs", "cluster", "own"]
+Scope = Literal["jobs", "cluster", "selected", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRule:
-    """`jobs`: in the namespaces that the operator serves (a ClusterRole where it serves all); `cluster`: kinds without
-    namespaces; `own`: its own."""
+    """`jobs`: in the namespaces that the operator serves (a ClusterRole where they are not listed); `cluster`: kinds
+    without namespaces; `selected`: likewise, where it serves namespaces by their labels; `own`: its own."""
 
     group: str
     resource: str
@@ -108,6 +108,10 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
     AccessRule(
         group="scheduling.k8s.io", resource="priorityclasses", verbs=("get",), scope="cluster",
         why="the number behind the templates' priorityClassName, for a job that has a queue",
+    ),
+    AccessRule(
+        group="", resource="namespaces", verbs=("list", "watch"), scope="selected",
+        why="which of them have the labels of watchNamespaceSelector; watched as metadata only",
     ),
     AccessRule(
         group="coordination.k8s.io", resource="leases", verbs=("create",), scope="own",

@@ -87,6 +87,8 @@ class Leader:
         store = CachedStore(
             self._api, metrics=self._metrics, on_change=lambda obj: self._child_changed(obj),
             inactivity_s=self._process.watch_inactivity_s, namespaces=namespaces, watches=self._standing,
+            namespace_selector=self._process.watch_namespace_selector,
+            on_namespace=lambda namespace: self._known.look_at(namespace),
             refusals=refusals, on_job_written=lambda job: self._known.wrote(Sight.of(job, is_listed=False)),
             on_silent=lambda: self._known.silent(),
         )  # fmt: skip
@@ -97,11 +99,12 @@ class Leader:
             queues=Providers(
                 Kueue(store, self._api, metrics=self._metrics), PodGroups(store, metrics=self._metrics)
             ),
-            on_gone=lambda key: self._known.gone(key),
+            on_gone=lambda key: self._known.gone(key), runs_jobs_of=store.runs_jobs_of,
         )  # fmt: skip
         self._known = KnownJobs(
             enqueue=self._reconciler.enqueue, metrics=self._metrics,
             look=partial(self._jobs, namespaces, refusals), look_every_s=self._process.watch_inactivity_s,
+            runs_jobs_of=store.runs_jobs_of,
         )  # fmt: skip
         kopf = Watcher(
             self._known, namespaces=namespaces, login=login_of(self._connection.configuration),

@@ -37,6 +37,9 @@ class ProcessSettings:
     """Who holds the Lease. The pod's name, by fieldRef; empty: host name and a random tail."""
     watch_namespaces: str = ""
     """Comma-separated namespaces with jobs. Empty: all (needs a ClusterRole)."""
+    watch_namespace_selector: str = ""
+    """Labels of the namespaces with jobs, as kubectl's --selector; which have them may change at any time. Empty: it
+    goes by watch_namespaces."""
     kubeconfig: str = ""
     """A file, for an operator outside a cluster. Empty: the pod's service account."""
     context: str = ""
@@ -167,6 +170,13 @@ def _check_texts(operator: OperatorSettings) -> None:
 
 def _check_pairs(process: ProcessSettings, operator: OperatorSettings) -> None:
     """What leans on each other over more than one field."""
+    if process.watch_namespaces and process.watch_namespace_selector:
+        raise UserError(
+            "namespaces are both listed and selected by labels",
+            got=f"watch_namespaces {process.watch_namespaces!r}, "
+            f"watch_namespace_selector {process.watch_namespace_selector!r}",
+            wanted="one of them", next=f"remove {PREFIX}WATCH_NAMESPACES or {PREFIX}WATCH_NAMESPACE_SELECTOR",
+        )  # fmt: skip
     if operator.certificate_life_s * 6 >= process.ca_life_days * _DAY_S:
         raise UserError(
             "the CA would be replaced before every certificate of it has been renewed",

@@ -35,7 +35,7 @@ _PATH = re.compile(
 KINDS = {
     "pods": "Pod", "rljobs": "RLJob", "rlplans": "RLPlan", "services": "Service", "configmaps": "ConfigMap",
     "networkpolicies": "NetworkPolicy", "poddisruptionbudgets": "PodDisruptionBudget",
-    "secrets": "Secret", "events": "Event", "leases": "Lease",
+    "secrets": "Secret", "events": "Event", "leases": "Lease", "namespaces": "Namespace",
     "workloads": "Workload", "podgroups": "PodGroup",
     "resourceflavors": "ResourceFlavor", "workloadpriorityclasses": "WorkloadPriorityClass",
     "priorityclasses": "PriorityClass",
@@ -65,7 +65,8 @@ class FakeApiServer:
         self.requests: list[tuple[str, str]] = []
         self.version = 100
         self.metrics = Metrics()
-        self._history: list[tuple[int, str, Manifest]] = []
+        self._history: list[tuple[int, str, Manifest, Manifest | None]] = []
+        """Version, event, object, and what it was before."""
         self._oldest = 0
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
@@ -111,7 +112,7 @@ class FakeApiServer:
         new = {**obj, "metadata": {**meta, "namespace": key[1], "uid": uid, "resourceVersion": str(self.version)}}
         self.objects[key] = new
         if not silently:
-            self._tell("ADDED" if known is None else "MODIFIED", new)
+            self._tell("ADDED" if known is None else "MODIFIED", new, before=known)
         return new
 
     def remove(self, kind: str, name: str, *, namespace: str = "team", silently: bool = False) -> Manifest:
@@ -148,8 +149,8 @@ class FakeApiServer:
 
     # --- the server -----------------------------------------------------------------------------------------------
 
-    def _tell(self, kind: str, obj: Manifest) -> None:
-        self._history.append((self.version, kind, obj))
+    def _tell(self, kind: str, obj: Manifest, *, before: Manifest | None = None) -> None:
+        self._history.append((self.version, kind, obj, before))
         self._changed.set()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -248,12 +249,14 @@ class FakeApiServer:
                         gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                         await _line(response, "ERROR", gone)
                         return response
-                    for version, event, obj in list(self._history):
+                    for version, event, obj, before in list(self._history):
                         same = obj["kind"] == kind and namespace in (None, obj["metadata"]["namespace"])
                         if version > sent:
                             sent = version
                             if same and fits(obj):
                                 await _line(response, event, obj)
+                            elif same and before is not None and fits(before):
+                                await _line(response, "DELETED", obj)
                 await self._changed.wait()
         finally:
             self._watches.discard(task)

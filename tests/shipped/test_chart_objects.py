@@ -85,6 +85,32 @@ def test_rights_over_kinds_without_namespaces_are_those_of_the_table(case):
     assert all(verb == "get" for _, _, verb, _ in found)
 
 
+def test_namespaces_by_their_labels_are_said_to_the_operator_and_its_policies():
+    labels = {
+        "matchLabels": {"rlinf": "yes"},
+        "matchExpressions": [
+            {"key": "stage", "operator": "NotIn", "values": ["old", "gone"]},
+            {"key": "team", "operator": "Exists"},
+            {"key": "frozen", "operator": "DoesNotExist"},
+        ],
+    }
+    said = operator_environment("selected")["RLINF_OPERATOR_WATCH_NAMESPACE_SELECTOR"]
+    assert said == "rlinf=yes,stage notin (old,gone),team,!frozen"
+    operator, scheduler = (one("selected", "NetworkPolicy", f"-{part}")["spec"] for part in ("operator", "scheduler"))
+    for rules, side in ((operator["egress"], "to"), (scheduler["ingress"], "from")):
+        drivers = [p for rule in rules for p in rule.get(side, ()) if "rlinf.io/component" in str(p)]
+        assert [peer["namespaceSelector"] for peer in drivers] == [labels]
+    plans = one("selected", "ValidatingAdmissionPolicyBinding", "-only-the-scheduler-plans")["spec"]
+    assert plans["matchResources"] == {"namespaceSelector": labels}
+    jobs = one("selected", "ValidatingAdmissionPolicyBinding", "-may-create-pods")["spec"]
+    assert "matchResources" not in jobs, "its namespace may get the labels later"
+    of_jobs = granted(one("selected", "ClusterRole", "rlinf-system-operator"))
+    assert of_jobs == wanted(access.OPERATOR, "jobs")
+    of_cluster = granted(one("selected", "ClusterRole", "-operator-cluster"))
+    assert of_cluster == wanted(access.OPERATOR, "cluster") | wanted(access.OPERATOR, "selected")
+    assert wanted(access.SCHEDULER, "selected") == set()
+
+
 @pytest.mark.parametrize(("component", "rules"), TABLES)
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
 def test_rights_in_listed_namespaces_are_those_of_the_table(component, rules, namespace):

@@ -76,6 +76,12 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
         ({"global": {"imageRegistry": "https://registry.example.com"}}, "imageRegistry"),
         ({"global": {"imageRegistry": "registry.example.com/"}}, "imageRegistry"),
         ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
+        ({"watchNamespaceSelector": {"matchLabel": {}}}, "matchLabel"),
+        ({"watchNamespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "matchExpressions"),
+        (
+            {"watchNamespaces": ["a"], "watchNamespaceSelector": {"matchLabels": {"rlinf": "yes"}}},
+            "watchNamespaces and watchNamespaceSelector are both set; remove one",
+        ),
         ({"admissionPolicy": {"validationActions": []}}, "validationActions"),
         ({"commonLabels": {"team": "not a label"}}, "commonLabels"),
         ({"networkPolicies": {"apiServer": {"ports": [0]}}}, "ports"),

@@ -182,12 +182,35 @@ affinity:
 
 {{/* Peers that stand for the namespaces whose jobs are run. */}}
 {{- define "rlinf.jobNamespaces" -}}
-{{- if .Values.watchNamespaces -}}
+{{- if .Values.watchNamespaceSelector -}}
+{{- toYaml .Values.watchNamespaceSelector -}}
+{{- else if .Values.watchNamespaces -}}
 matchExpressions:
   - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson .Values.watchNamespaces }}}
 {{- else -}}
 {}
 {{- end -}}
+{{- end -}}
+
+{{/* The same as text, as in `kubectl get namespaces --selector`; empty: all, or those that are listed. */}}
+{{- define "rlinf.namespaceSelector" -}}
+{{- if and .Values.watchNamespaces .Values.watchNamespaceSelector -}}
+{{- fail "watchNamespaces and watchNamespaceSelector are both set; remove one" -}}
+{{- end -}}
+{{- $said := list -}}
+{{- range $key, $value := .Values.watchNamespaceSelector.matchLabels -}}
+{{- $said = append $said (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{- range .Values.watchNamespaceSelector.matchExpressions -}}
+{{- if eq .operator "Exists" -}}
+{{- $said = append $said .key -}}
+{{- else if eq .operator "DoesNotExist" -}}
+{{- $said = append $said (printf "!%s" .key) -}}
+{{- else -}}
+{{- $said = append $said (printf "%s %s (%s)" .key (lower .operator) (join "," .values)) -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $said -}}
 {{- end -}}
 
 {{/* A number without an exponent: values come as floats, and Go writes 2592000 as 2.592e+06. */}}

@@ -41,6 +41,10 @@
 # the number behind the templates' priorityClassName, for a job that has a queue
 - {apiGroups: [scheduling.k8s.io], resources: [priorityclasses], verbs: [get]}
 {{- end -}}
+{{- define "rlinf.rules.operator.selected" -}}
+# which of them have the labels of watchNamespaceSelector; watched as metadata only
+- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
+{{- end -}}
 {{- define "rlinf.rules.operator.own" -}}
 # the first replica makes the Lease (create cannot be limited to a name)
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
@@ -64,6 +68,8 @@
 - {apiGroups: [rlinf.io], resources: [rljobs/finalizers], verbs: [update]}
 {{- end -}}
 {{- define "rlinf.rules.scheduler.cluster" -}}
+{{- end -}}
+{{- define "rlinf.rules.scheduler.selected" -}}
 {{- end -}}
 {{- define "rlinf.rules.scheduler.own" -}}
 {{- end -}}

@@ -33,6 +33,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from rlinf_api import names
@@ -67,35 +68,47 @@ class CachedStore:
         on_change: Callable[[Manifest], None],
         inactivity_s: float,
         namespaces: Sequence[str] = (),
+        namespace_selector: str = "",
+        on_namespace: Callable[[str], None] = lambda namespace: None,
         watches: KubeApi | None = None,
         refusals: Refusals | None = None,
         on_job_written: Callable[[Manifest], None] = lambda job: None,
         on_silent: Callable[[], None] = lambda: None,
     ) -> None:
-        """`watches`: by whose connections lists and watches go, of which each holds one; None: the same. `refusals`:
-        which of the namespaces are refused. `on_job_written`: told of the answer to each own write of an RLJob.
-        `on_silent`: of each watch that was given up as it said nothing."""
+        """`namespace_selector`: of the namespaces whose jobs are run, where those are not listed; empty: all.
+        `on_namespace`: told of each that begins or ceases to be one. `watches`: by whose connections lists and watches
+        go, of which each holds one; None: the same. `refusals`: which of the namespaces are refused. `on_job_written`:
+        told of the answer to each own write of an RLJob. `on_silent`: of each watch that was given up as it said
+        nothing."""
         self._api, self._on_job_written = api, on_job_written
         self._doubts: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         """Kind, namespace and name of what was written, perhaps, and the job by whose label it is listed."""
         self._refusals = refusals or Refusals(metrics=metrics)
-        self.reflectors = tuple(
-            Reflector(
+        reflector = partial(
+            Reflector, api=watches or api, metrics=metrics, inactivity_s=inactivity_s, refusals=self._refusals,
+            on_silent=on_silent,
+        )  # fmt: skip
+        children = [
+            reflector(
                 kind,
                 namespace=namespace,
                 metadata_only=kind in _METADATA_ONLY,
                 indexed=_INDEXED.get(kind, ()),
-                api=watches or api,
-                metrics=metrics,
                 on_change=on_change,
-                inactivity_s=inactivity_s,
-                refusals=self._refusals,
                 optional=kind in OPTIONAL,
-                on_silent=on_silent,
             )
             for kind in CACHED
             for namespace in (namespaces or (None,))
-        )
+        ]
+        self._selected = (
+            reflector(
+                "Namespace", namespace=None, metadata_only=True, indexed=(), label_selector=namespace_selector,
+                on_change=lambda obj: on_namespace(obj["metadata"]["name"]),
+            )
+            if namespace_selector
+            else None
+        )  # fmt: skip
+        self.reflectors: tuple[Reflector, ...] = (*children, *([self._selected] if self._selected is not None else ()))
 
     def start(self, group: asyncio.TaskGroup) -> None:
         for reflector in self.reflectors:
@@ -150,6 +163,10 @@ class CachedStore:
         reflector = self._reflector(kind, namespace)
         return reflector is not None and reflector.listed.is_set()
 
+    def runs_jobs_of(self, namespace: str) -> bool:
+        """Whether its labels say so; by the last watch event."""
+        return self._selected is None or bool(self._selected.uid("", namespace))
+
     def watch(self, kind: str) -> AsyncIterator[Change]:
         raise InvariantBroken(f"watch of {kind} through the cache", wanted="on_change, or Kopf's handlers")
 
@@ -162,7 +179,7 @@ class CachedStore:
         return found
 
     def counts(self) -> dict[str, int]:
-        found = dict.fromkeys(CACHED, 0)
+        found = dict.fromkeys((reflector.kind for reflector in self.reflectors), 0)
         for reflector in self.reflectors:
             found[reflector.kind] += len(reflector)
         return found

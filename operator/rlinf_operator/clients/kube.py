@@ -63,6 +63,7 @@ RESOURCES: Final = {
     "ConfigMap": ("v1", "configmaps"),
     "Secret": ("v1", "secrets"),
     "Event": ("v1", "events"),
+    "Namespace": ("v1", "namespaces"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
     "RLRuntime": (names.API_VERSION, "rlruntimes"),
     "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
@@ -72,7 +73,7 @@ RESOURCES: Final = {
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
 }
 """API version and plural of each kind. `kind` alone names one: no two that the operator uses share a name."""
-OF_THE_CLUSTER: Final = ("RLRuntime", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
+OF_THE_CLUSTER: Final = ("Namespace", "RLRuntime", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
 """Kinds without namespaces."""
 
 

@@ -68,14 +68,17 @@ class Reflector:
         on_change: Callable[[Manifest], None],
         inactivity_s: float,
         refusals: Refusals,
+        label_selector: str = names.LABEL_JOB,
         optional: bool = False,
         on_silent: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`indexed`: labels by which a pass asks for all that its job has of the kind. `optional`: a cluster may lack
-        the kind, or the right to it; it is looked for again within the longest pause. `on_silent`: told of each watch
-        that was given up as it said nothing."""
+        """`indexed`: labels by which a pass asks for all that its job has of the kind. `label_selector`: which objects
+        are kept; one that begins or ceases to fit is told of as made or gone. `optional`: a cluster may lack the kind,
+        or the right to it; it is looked for again within the longest pause. `on_silent`: told of each watch that was
+        given up as it said nothing."""
         self.kind, self.namespace, self._metadata_only, self._indexed = kind, namespace, metadata_only, indexed
+        self._label_selector = label_selector
         self.listed = asyncio.Event()
         self.asked = asyncio.Event()
         """Listed, or refused with its namespace."""
@@ -196,7 +199,7 @@ class Reflector:
         seen: set[Key] = set()
         version = ""
         async for page in self._api.pages(
-            self.kind, namespace=self.namespace, label_selector=names.LABEL_JOB, metadata_only=self._metadata_only
+            self.kind, namespace=self.namespace, label_selector=self._label_selector, metadata_only=self._metadata_only
         ):  # fmt: skip
             self._heard_at, version = self._clock(), page.resource_version
             for item in page.items:
@@ -216,7 +219,7 @@ class Reflector:
     async def _watch(self) -> None:
         async with self._api.open_watch(
             self.kind, resource_version=self._version, server_timeout_s=SERVER_TIMEOUT_S,
-            namespace=self.namespace, label_selector=names.LABEL_JOB, metadata_only=self._metadata_only,
+            namespace=self.namespace, label_selector=self._label_selector, metadata_only=self._metadata_only,
         ) as events:  # fmt: skip
             self._heard_at = self._opened_at = self._clock()
             self._refusals.served(self.namespace, self.kind)

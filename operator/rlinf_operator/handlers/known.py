@@ -94,9 +94,11 @@ class KnownJobs:
         metrics: Metrics,
         look: Callable[[], AsyncIterator[Sight]],
         look_every_s: float,
+        runs_jobs_of: Callable[[str], bool] = lambda namespace: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`look` lists all jobs, no more often than `look_every_s`."""
+        """`look` lists all jobs, no more often than `look_every_s`. `runs_jobs_of`: of which namespaces they count."""
+        self._runs_jobs_of = runs_jobs_of
         self._enqueue, self._metrics, self._clock = enqueue, metrics, clock
         self._look, self._look_every_s, self._looked_at = look, look_every_s, -math.inf
         self._is_silent = False
@@ -152,6 +154,12 @@ class KnownJobs:
             if key.namespace == namespace:
                 own.untold = 0
 
+    def look_at(self, namespace: str) -> None:
+        """Its jobs are run, or let alone, from now on."""
+        for key in self._jobs:
+            if key.namespace == namespace:
+                self._enqueue(key)
+
     def silent(self) -> None:
         """A watch of the copies has said nothing for too long, and was given up."""
         self._is_silent = True
@@ -167,8 +175,8 @@ class KnownJobs:
     def counts(self) -> dict[str, int]:
         """By state."""
         found = dict.fromkeys(STATES, 0)
-        for known in self._jobs.values():
-            if known.state:
+        for key, known in self._jobs.items():
+            if known.state and self._runs_jobs_of(key.namespace):
                 found[known.state] += 1
         return found
 

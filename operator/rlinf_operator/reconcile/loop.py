@@ -109,10 +109,12 @@ class Reconciler:
         on_rule: Callable[[str], None] = lambda action: None,
         queues: Providers | None = None,
         on_gone: Callable[[JobKey], None] = lambda key: None,
+        runs_jobs_of: Callable[[str], bool] = lambda namespace: True,
     ) -> None:
         """`follows`: kinds that are watched through the store; on a cluster none, as its cache and Kopf's handler call
         `enqueue`. `on_pass`: told of each pass, its seconds and done, repeated or broke. `on_rule`: of the action of
-        each rule of failurePolicy that a pass found met. `on_gone`: of each job that a pass found gone."""
+        each rule of failurePolicy that a pass found met. `on_gone`: of each job that a pass found gone. `runs_jobs_of`:
+        whether jobs of a namespace are looked after, or let alone as they are."""
         self._queue: WorkQueue[JobKey] = WorkQueue(coalesce_s=settings.coalesce_s)
         self._drivers = drivers(self._driver_changed)
         self._clients = Clients(
@@ -126,6 +128,7 @@ class Reconciler:
         )
         self._store, self._settings, self._clock, self._runtimes = store, settings, clock, Runtimes(store)
         self._follows, self._on_pass, self._on_rule, self._on_gone = tuple(follows), on_pass, on_rule, on_gone
+        self._runs_jobs_of = runs_jobs_of
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
         self._doubts_told_at: float | None = None
@@ -165,6 +168,9 @@ class Reconciler:
 
     async def pass_over(self, key: JobKey) -> Applied:
         """One pass over one job: for the workers, and for tests that want to see each step."""
+        if not self._runs_jobs_of(key.namespace):
+            self._forget(key)
+            return Applied()
         memory = self._memory.setdefault(key, _Pace())
         memory.passed_at = time.monotonic()
         now = self._clock()

@@ -147,6 +147,12 @@ async def test_an_operator_of_all_namespaces_has_a_connection_for_each_kind_that
     assert world.connections[1]["connections"] == 8 + 4
 
 
+async def test_so_has_one_of_namespaces_by_their_labels_and_one_for_these(world):
+    world.start(watch_namespace_selector="rlinf=yes")
+    await world.until_it_leads()
+    assert world.connections[1]["connections"] == 8 + 1 + 4
+
+
 async def test_probes_answer_before_anybody_leads_and_until_the_end(world, monkeypatch):
     ports = []
     start = Probes.start

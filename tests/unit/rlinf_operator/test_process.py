@@ -190,6 +190,13 @@ def test_namespaces_are_a_list():
     assert process.namespaces(process.ProcessSettings()) == ()
 
 
+def test_namespaces_are_listed_or_selected_and_not_both():
+    listed, selected = {"watch_namespaces": "a"}, {"watch_namespace_selector": "rlinf=yes"}
+    assert process.read(selected, {})[0].watch_namespace_selector == "rlinf=yes"
+    with pytest.raises(UserError, match="remove RLINF_OPERATOR_WATCH_NAMESPACES or RLINF_OPERATOR_WATCH_NAMESPACE_SEL"):
+        process.read(listed | selected, {})
+
+
 async def test_an_operator_without_a_scheduler_does_not_start():
     with pytest.raises(UserError, match="set RLINF_OPERATOR_SCHEDULER_ADDRESS"):
         await main.serve(*process.read({}, {}))

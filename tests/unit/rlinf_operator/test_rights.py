@@ -26,6 +26,11 @@ def test_where_jobs_are_the_operator_reads_no_secret_and_no_right_is_by_name():
     }  # fmt: skip
 
 
+def test_namespaces_are_watched_where_they_are_selected_by_labels_and_nowhere_else():
+    rules = [rule for rule in access.OPERATOR if rule.resource == "namespaces"]
+    assert [(rule.scope, rule.verbs) for rule in rules] == [("selected", ("list", "watch"))]
+
+
 def test_the_scheduler_makes_plans_where_jobs_are_and_nothing_else():
     found = [(rule.scope, rule.resource, rule.verbs, rule.names) for rule in access.SCHEDULER]
     assert found == [

@@ -59,6 +59,7 @@ def test_the_defaults_of_the_process_are_these():
         "namespace": "rlinf-system",
         "identity": "",
         "watch_namespaces": "",
+        "watch_namespace_selector": "",
         "kubeconfig": "",
         "context": "",
         "http_host": "0.0.0.0",
