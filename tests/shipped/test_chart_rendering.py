@@ -93,6 +93,33 @@ def test_a_value_that_means_nothing_is_refused_by_name(tmp_path, values, named):
         render(tmp_path, **values)
 
 
+def texts_that_are_none(value, path=""):
+    """Of a manifest's names, labels and selectors."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        where = f"{path}.{key}"
+        is_text = key in ("name", "namespace", "serviceAccountName", "priorityClassName") or where.split(".")[-2] in (
+            "labels", "matchLabels", "annotations", "selector", "data",
+        )  # fmt: skip
+        if is_text and not isinstance(inner, str | dict):
+            yield where
+        yield from texts_that_are_none(inner, where)
+
+
+def test_names_of_digits_and_of_words_that_yaml_knows_stay_texts(tmp_path):
+    values = tmp_path / "values.yaml"
+    account = {"create": True, "name": "1e3"}
+    values.write_text(json.dumps({
+        "watchNamespaces": ["2024", "on"], "nameOverride": "42", "image": {"pullSecrets": ["7", "null"]},
+        "operator": {"priorityClassName": "100"}, "scheduler": {"priorityClassName": "true"},
+        "runtimes": {"0": {}, "cpu": None, "gpu": {"queue": "a"}}, "metrics": {"serviceMonitor": {"enabled": True}},
+        "serviceAccounts": {"operator": account, "scheduler": {**account, "name": "0x1"}},
+    }))  # fmt: skip
+    words = ("template", "007", str(rendering.CHART), "--namespace", "1000", "--kube-version", rendering.KUBERNETES)
+    found = rendering.manifests(rendering.helm(*words, "--values", str(values)))
+    assert len(found) > 20
+    assert [f"{o['kind']}{where}" for o in found for where in texts_that_are_none(o)] == []
+
+
 def test_long_names_are_cut_and_stay_names(tmp_path):
     for obj in rendering.manifests(render(tmp_path, fullnameOverride="x" * 60)):
         assert len(obj["metadata"]["name"]) <= 63 or obj["kind"].startswith(("Cluster", "Validating"))
