@@ -390,6 +390,12 @@ def test_network_policies_let_the_operator_call_drivers_and_the_scheduler():
     assert scheduler["to"][0]["podSelector"]["matchLabels"].items() <= pod.items()
 
 
+@pytest.mark.parametrize("component", ["operator", "scheduler"])
+def test_what_a_proxy_needs_is_opened_to_whoever_asks_the_api_server(component):
+    proxy = {"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "ports": [{"protocol": "TCP", "port": 3128}]}
+    assert one("locked-down", "NetworkPolicy", f"-{component}")["spec"]["egress"][-1] == proxy
+
+
 def test_only_the_operator_and_drivers_reach_the_scheduler():
     scrapes, calls = one("default", "NetworkPolicy", "-scheduler")["spec"]["ingress"]
     assert [port["port"] for port in scrapes["ports"]] == [8080]
