@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rlinf_api import __version__
+from rlinf_operator.process import ProcessSettings
 from rlinf_operator.settings import DEFAULTS
 from tools.chart import __main__ as chart
 from tools.chart import rendering
@@ -81,6 +82,14 @@ def test_the_crds_come_with_the_chart_unless_they_are_left_out(tmp_path):
         (
             {"watchNamespaces": ["a"], "watchNamespaceSelector": {"matchLabels": {"rlinf": "yes"}}},
             "watchNamespaces and watchNamespaceSelector are both set; remove one",
+        ),
+        (
+            {"operator": {"settings": {"stop_timeout_s": 30}}},
+            "terminationGracePeriodSeconds is 20, and a stop may take 30 s",
+        ),
+        (
+            {"operator": {"terminationGracePeriodSeconds": int(ProcessSettings().stop_timeout_s)}},
+            "terminationGracePeriodSeconds is 8, and a stop may take 8 s",
         ),
         ({"admissionPolicy": {"validationActions": []}}, "validationActions"),
         ({"commonLabels": {"team": "not a label"}}, "commonLabels"),

@@ -180,6 +180,15 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* A leader that is killed as it stops gives no Lease back. 8 is what process.py has for stop_timeout_s. */}}
+{{- define "rlinf.operatorGrace" -}}
+{{- $stop := .Values.operator.settings.stop_timeout_s | default 8 -}}
+{{- if le (float64 .Values.operator.terminationGracePeriodSeconds) (float64 $stop) -}}
+{{- fail (printf "operator.terminationGracePeriodSeconds is %s, and a stop may take %s s (operator.settings.stop_timeout_s); raise the first, to 10 more at best" (include "rlinf.plain" .Values.operator.terminationGracePeriodSeconds) (include "rlinf.plain" $stop)) -}}
+{{- end -}}
+{{- include "rlinf.plain" .Values.operator.terminationGracePeriodSeconds -}}
+{{- end -}}
+
 {{/* Peers that stand for the namespaces whose jobs are run. */}}
 {{- define "rlinf.jobNamespaces" -}}
 {{- if .Values.watchNamespaceSelector -}}
