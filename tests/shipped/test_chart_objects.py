@@ -390,6 +390,16 @@ def test_network_policies_let_the_operator_call_drivers_and_the_scheduler():
     assert scheduler["to"][0]["podSelector"]["matchLabels"].items() <= pod.items()
 
 
+@pytest.mark.parametrize(("component", "away"), [("operator", "50%"), ("scheduler", 1)])
+def test_a_drain_never_takes_all_replicas_of_a_part(component, away):
+    budget = one("everything", "PodDisruptionBudget", f"-{component}")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (away, "AlwaysAllow")
+    pod = one("everything", "Deployment", f"-{component}")["spec"]["template"]
+    assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert len(budget["selector"]["matchLabels"]) == 3
+    assert objects("small", "PodDisruptionBudget") == []
+
+
 @pytest.mark.parametrize("component", ["operator", "scheduler"])
 def test_what_a_proxy_needs_is_opened_to_whoever_asks_the_api_server(component):
     proxy = {"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "ports": [{"protocol": "TCP", "port": 3128}]}
