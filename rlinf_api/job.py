@@ -162,8 +162,8 @@ class SlotsSpec(Model):
     memory: Annotated[Quantity, Field(json_schema_extra=UNSAID)] = "2Gi"
     """Memory of one slot, by which plans go: the accelerator's own, or without one the host's, which its pod asks for.
     Default what the runtime says, else 2Gi."""
-    host_memory: Annotated[MaybeQuantity, Field(json_schema_extra=UNSAID)] = ""
-    """Memory of the host beside the accelerator of one slot. Empty: none is asked for. Without an accelerator that is
+    host_memory: MaybeQuantity | None = None
+    """Memory of the host beside the accelerator of one slot. Absent: none is asked for. Without an accelerator that is
     memory."""
 
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from rlinf_api import job_rules, names, sentences, storable, unknown
 from rlinf_api.conditions import Reason
-from rlinf_api.job import RESOURCE_PATTERN, UNSAID, MaybeQuantity, Model, Name, Problem, Template, by
+from rlinf_api.job import RESOURCE_PATTERN, MaybeQuantity, Model, Name, Problem, Template, by
 from rlinf_api.templates import overlay, with_image, without
 
 KIND: Final = "RLRuntime"
@@ -37,7 +37,7 @@ class RuntimeSlots(Model):
     """CPU of one slot. Without a resource beside it not for a pool whose job writes one."""
     memory: MaybeQuantity = ""
     """Memory of one slot, by which plans go: the accelerator's own, or without one the host's."""
-    host_memory: Annotated[MaybeQuantity, Field(json_schema_extra=UNSAID)] = ""
+    host_memory: MaybeQuantity | None = None
     """Memory of the host beside the accelerator of one slot."""
 
 

@@ -53,13 +53,13 @@ def of(error: BaseException, *, unknown: int = names.EXIT_BUG) -> Failure:
 
 
 def _place(error: BaseException) -> str:
-    """Of the innermost frame that is no library's."""
+    """Where the innermost frame is that is no library's."""
     frames = traceback.extract_tb(error.__traceback__)
     return _at([frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames)
 
 
 def _call(error: BaseException) -> str:
-    """Of the frame that called a channel."""
+    """Where the frame is that called a channel."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((n for n, frame in enumerate(frames) if frame.filename.startswith(_CHANNELS)), 0)
     return _at([frame for frame in frames[:first] if not frame.filename.startswith(_RUNTIME)])

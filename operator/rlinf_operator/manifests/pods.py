@@ -332,7 +332,7 @@ def _volumes(
 
 
 def _host_bytes(slots: SlotsSpec) -> int:
-    """Of a whole pod. 0: of one with accelerators nobody has said."""
+    """What a whole pod asks for. 0: nobody has said it of one with accelerators."""
     field, said = ("hostMemory", slots.host_memory) if slots.resource else ("memory", slots.memory)
     return quantities.to_bytes(said, field=f"spec.pools[*].slots.{field}") * slots.per_pod if said else 0
 

@@ -104,7 +104,7 @@ class RoleCosts:
     resident_mib: float = 0.0
     offloaded_mib: float = 0.0
     kv_mib: float = 0.0
-    """Of what is resident, keys and values that a plan gives it room for: for who reads it."""
+    """The part of what is resident that is keys and values, for which a plan gives it room: for who reads it."""
     may_stay: bool = False
     """Whether the runtime can leave it resident while others have the turn."""
     slots_per_worker: int = 1

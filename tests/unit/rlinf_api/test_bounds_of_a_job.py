@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlinf_api import job_rules, storable, supported
-from rlinf_api.job import RLJobSpec, RLJobStatus
+from rlinf_api.job import RLJobSpec, RLJobStatus, dump
 from rlinf_api.plan import RLPlanSpec, RLPlanStatus
 from tests.builders import ppo_job
 from tools import gen_crds
@@ -75,6 +75,11 @@ QUANTITY = "wanted a quantity of at least"
 )
 def test_what_is_just_allowed_is_answered_by_nothing(change):
     assert said(change) == []
+
+
+def test_what_slots_do_not_say_is_in_no_key_of_a_profile():
+    """Else an upgrade that knows one field more would forget what was measured."""
+    assert dump(ppo_job().parsed().pools[0].slots) == {"perPod": 4, "resource": "", "cpu": "", "memory": "2Gi"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,7 +97,7 @@ async def test_jobs_are_run_where_the_labels_are_and_from_when_they_are(server, 
 
 
 async def test_jobs_of_a_namespace_that_loses_the_label_are_let_alone_as_they_are(server):
-    told = []
+    told: list[str] = []
     store = CachedStore(
         server.client(), metrics=server.metrics, on_change=lambda obj: None, inactivity_s=30,
         namespace_selector="rlinf=yes", on_namespace=told.append,
@@ -157,7 +158,7 @@ async def test_where_the_namespaces_cannot_be_listed_the_operator_says_so(server
 def test_known_jobs_of_a_namespace_are_looked_at_and_counted_where_they_are_run():
     woken, served = [], {OURS}
     known = KnownJobs(
-        enqueue=lambda key, *, after_s=0.0: woken.append(key), metrics=Metrics(), look=lambda: None, look_every_s=90,
+        enqueue=lambda key, *, after_s=0.0: woken.append(key), metrics=Metrics(), look=Mock(), look_every_s=90,
         runs_jobs_of=lambda namespace: namespace in served,
     )  # fmt: skip
     keys = [JobKey(namespace=namespace, name="math") for namespace in (OURS, THEIRS)]
