@@ -144,15 +144,17 @@ class ControlPlane:
         installed: bool = False,
         through: Path | None = None,
         namespaces: Sequence[str] = (),
+        selector: str = "",
         **settings: str,
     ) -> None:
         """`system`: its own namespace, of which two beside each other have one each, and each its `namespaces`.
         `installed`: `install` was called for these.
         `through`: the kubeconfig of a proxy that the operator talks to; the scheduler talks to the API server.
-        `namespaces`: those that the operator serves, with Roles in them and no ClusterRole."""
+        `namespaces`: those that the operator serves, with Roles in them and no ClusterRole; `selector`: by labels."""
         self._system, self._installed, self._namespaces = system, installed, tuple(namespaces)
-        self.cluster, self._folder, self._settings = cluster, folder, settings
+        self.cluster, self._folder, self._settings = cluster, folder, settings | {"watch_namespace_selector": selector}
         self._kubeconfig_of = {"rlinf-operator": through or cluster.kubeconfig, "rlinf-scheduler": cluster.kubeconfig}
+        self._is_selected = bool(selector)
         self._scheduler_port = free_port()
         self.operators: list[Process] = []
         self._numbers = itertools.count()
@@ -257,7 +259,7 @@ class ControlPlane:
 
     def _prepare(self) -> None:
         if not self._installed:
-            install(self.cluster, system=self._system, namespaces=self._namespaces)
+            install(self.cluster, system=self._system, namespaces=self._namespaces, selected=self._is_selected)
         # One that an operator before left may be of another CA, or nearly over.
         self.cluster.api.delete(f"/api/v1/namespaces/{self._system}/secrets/{access.SCHEDULER_SECRET}")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -309,8 +311,10 @@ class ControlPlane:
             )  # fmt: skip
 
 
-def install(cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[str] = ()) -> None:
-    """The CRDs, and the rights in `namespaces`, or everywhere."""
+def install(
+    cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[str] = (), selected: bool = False
+) -> None:
+    """The CRDs, and the rights in `namespaces`, or everywhere. `selected`: those of an operator that goes by labels."""
     for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
         cluster.kubectl("apply", "-f", str(crd))
     cluster.kubectl("wait", "--for=condition=Established", *(f"crd/{plural}.rlinf.io" for plural in PLURALS))
@@ -318,7 +322,7 @@ def install(cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[s
         until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
     objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system}}]
     for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
-        objects += rights(account, rules, system=system, namespaces=namespaces)
+        objects += rights(account, rules, system=system, namespaces=namespaces, selected=selected)
         if namespaces:
             cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
     together = {"apiVersion": "v1", "kind": "List", "items": objects}
@@ -354,13 +358,18 @@ def served(cluster: Cluster, plural: str) -> bool:
 
 
 def rights(
-    account: str, rules: Sequence[access.AccessRule], *, system: str, namespaces: Sequence[str] = ()
+    account: str,
+    rules: Sequence[access.AccessRule],
+    *,
+    system: str,
+    namespaces: Sequence[str] = (),
+    selected: bool = False,
 ) -> list[Manifest]:
     """A service account of the namespace `system` with exactly these rules, everywhere or in the namespaces."""
 
     def granted(scope: str, namespace: str | None) -> list[Manifest]:
         kind = "Role" if namespace else "ClusterRole"
-        meta = {"name": f"{account}-{scope}" if namespace or scope == "cluster" else account} | (
+        meta = {"name": f"{account}-{scope}" if namespace or scope != "jobs" else account} | (
             {"namespace": namespace} if namespace else {}
         )
         role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta}
@@ -379,6 +388,7 @@ def rights(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": system}},
         *granted("own", system),
         *granted("cluster", None),
+        *(granted("selected", None) if selected else ()),
     ]
     for namespace in namespaces or (None,):
         found += granted("jobs", namespace)
