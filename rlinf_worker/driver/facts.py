@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.conditions import Reason
+from rlinf_api.errors import UserError
 from rlinf_api.names import WorkerId
 from rlinf_api.report import Failure
+from rlinf_worker.channels import plain
 from rlinf_worker.driver.job import Job
 
 
@@ -29,5 +31,9 @@ class SharedFacts:
         if known != fact.json:
             text = f"{wid} says {fact.name} is {fact.json[:200]}, another worker said {known[:200]}"
             self._job.fail(Reason.USER_ERROR, text, Failure(role="driver", reason="FactsDiffer", message=text))
+        try:
+            plain.check_facts(self._known, new=fact.name, who=f"worker {wid}")
+        except UserError as error:  # of roles that share at once, each of which has room
+            self._job.fail(Reason.USER_ERROR, str(error))
         for record in self._job.members.everybody():
             self._job.sessions.tell(record.placed.id, fact=fact)

@@ -303,7 +303,8 @@ class RoleContext(Protocol):
 
     def share(self, name: str, value: Any) -> None:
         """Tells every role a small plain (JSON) value that only this one knows, e.g. the shape of its observations.
-        Sharing the same name with another value is a UserError: the job would train on a mixture."""
+        Sharing the same name with another value is a UserError: the job would train on a mixture. So is more than 1 MiB
+        of all roles together: each worker that comes is told all of it."""
         ...
 
     async def shared(self, name: str) -> Any:

@@ -51,6 +51,7 @@ class Facts:
     def share(self, name: str, value: Any) -> None:
         next = "share shapes and names; weights and data have channels"
         text = plain.encoded(value, f"fact {name!r} cannot be shared", next=next)
+        plain.check_facts(self._known | self._mine | {name: text}, new=name, who=f"role {self._host.role!r}")
         if self._mine.setdefault(name, text) != text:
             raise UserError(f"fact {name!r} was shared before with another value", got=text[:200])
         self._host.tell(pb.WorkerMessage(fact=pb.Fact(name=name, json=text)))

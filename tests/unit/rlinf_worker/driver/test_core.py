@@ -219,6 +219,17 @@ async def test_a_commit_whose_word_was_lost_is_said_again_word_for_word():
     assert commits[0].checkpoint
 
 
+async def test_workers_that_share_too_many_facts_at_once_end_the_job():
+    world = World(make_job())
+    await world.run_until(lambda: world.driver.job.begun)
+    driver = world.driver
+    for n in range(18):
+        fact = pb.Fact(name=f"step-{n}", json="1" * 2**16)
+        driver.on_worker_message(WorkerId(f"env/{n % 2}"), pb.WorkerMessage(fact=fact))
+    assert driver.job.standing.reason == "UserError"
+    assert driver.job.standing.message.startswith("worker env/1 shares more facts than a job keeps, ")
+
+
 async def test_two_workers_that_know_different_facts_end_the_job():
     world = World(make_job())
     await world.run_until(lambda: world.driver.job.begun)

@@ -441,6 +441,21 @@ async def test_a_fact_is_small(site, size, fits):
         assert site.told == []
 
 
+async def test_a_job_keeps_only_so_many_facts(site):
+    """Each Welcome has all of them: one that is larger than a message can be would reach no worker any more."""
+    facts = Facts(site.host)
+    facts.on_welcome([pb.Fact(name=f"theirs-{n}", json="1" * 2**16) for n in range(15)])
+    facts.share("step-1", "x" * 60_000)
+    with pytest.raises(UserError) as refused:
+        facts.share("step-2", "x" * 60_000)
+    assert str(refused.value) == (
+        "role 'env' shares more facts than a job keeps, the last is 'step-2': got 1103181 bytes in 17, wanted at most "
+        "1048576 of all roles; share once what others need to load; what goes from step to step has channels"
+    )
+    facts.on_welcome([])
+    assert [message.fact.name for message in site.told] == ["step-1"] * 2
+
+
 async def test_a_fact_is_waited_for_by_name(site):
     site.host.peer_wait_s = 0.001
     with pytest.raises(DeadlineExceeded, match=r"fact 'shape' .* a worker of the role that knows it"):
