@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rlinf_worker.spans import Recorder
 from rlinf_worker.sums import End
+
+REASONS_KEPT: Final = 32
+"""An end has no more: each is a time series, and an agent has room for 96 of each worker."""
+OTHERS: Final = "others"
+"""Reasons beyond these, and those that no label should have to hold."""
+REASON_CHARS: Final = 100
 
 
 class Level(NamedTuple):
@@ -42,6 +48,14 @@ class Account:
 
     def __post_init__(self) -> None:
         self.end = End(self.channel, self.side)
+
+    def drop(self, reason: str) -> str:
+        """An item that the role has ended by decision. As what it counts: a role may name a reason of each item."""
+        is_new = reason not in self.dropped
+        if is_new and (len(self.dropped) >= REASONS_KEPT or len(reason) > REASON_CHARS):
+            reason = OTHERS
+        self.dropped[reason] += 1
+        return reason
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -195,5 +195,6 @@ class Channel(Protocol):
         it is larger than PARTIAL_BYTES, and the one before stands. Never blocks; as often as you like."""
 
     def drop(self, item: Item, reason: str) -> None:
-        """Consumer: nothing will be made from this item, by decision. Counted under `reason`; its step commits without
-        what was to come of it: of a ticket all that has not come, of anything else one unit."""
+        """Consumer: nothing will be made from this item, by decision. Counted under `reason`, of which there are a
+        few; its step commits without what was to come of it: of a ticket all that has not come, of anything else one
+        unit."""

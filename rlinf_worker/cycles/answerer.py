@@ -177,7 +177,7 @@ class Answerer:
             account.dropped["PeerGone"] += 1
 
     def drop(self, question: Item, reason: str) -> None:
-        self.account_in.dropped[reason] += 1
+        self.account_in.drop(reason)
         self._say(question, None, version=question.version)
 
     def _say(self, question: Item, message: Message | None, *, version: PolicyVersion) -> bool:

@@ -207,10 +207,10 @@ class QueueChannel:
     def drop(self, item: Item, reason: str) -> None:
         self._settle(item)
         self._parents.forget(item)
-        self.account_in.dropped[reason] += 1
+        counted = self.account_in.drop(reason)
         if self._host.waits.stopped is not None:
             return  # not by decision: who leaves lets go of what it has, and the driver gives it to another
-        self._finish(UnitId(item.branch, item.key), reason)
+        self._finish(UnitId(item.branch, item.key), counted)
 
     def _settle(self, item: Item) -> None:
         if item.channel != self.name or item.is_settled:

@@ -32,3 +32,14 @@ async def test_each_wait_counts_also_beside_others_while_it_lasts_and_when_it_fa
     with pytest.raises(TimeoutError):
         await calls[2]
     assert seen == [3, 3, 5, 5, 6, 6], "it never falls"
+
+
+def test_reasons_of_a_roles_own_are_so_many_series_and_no_more():
+    """One that names each item would have the worker keep a number for each, for as long as it lives."""
+    kept = Account(channel="c", side="consumer")
+    for n in range(1000):
+        kept.drop(f"prompt {n} is too long")
+    kept.drop("prompt 31 is too long")
+    assert (len(kept.dropped), sum(kept.dropped.values())) == (33, 1001)
+    assert (kept.dropped["prompt 31 is too long"], kept.dropped["others"]) == (2, 968)
+    assert Account(channel="c", side="consumer").drop("x" * 101) == "others"

@@ -181,6 +181,12 @@ class TestConsuming:
         )
         assert dict(account.dropped) == dropped
 
+    async def test_a_reason_that_is_no_label_is_told_to_nobody(self, site):
+        site.assign("a", producer="")
+        site.channel.drop(site.channel.take_now(), "x" * 1_000_000)
+        assert dict(site.channel.account_in.dropped) == {"others": 1}
+        assert pb.Drop(channel="units", key="a", branch=1, reason="others") in site.drained()
+
     async def test_an_item_ends_in_the_channel_that_it_came_by(self, site):
         other = Site(name="others")
         other.assign("a", producer="")
