@@ -29,6 +29,9 @@ CHECKPOINT_RETRY_S: Final = 10.0
 
 
 STEPS_KEPT: Final = 16  # more than may be open at once; who reports of others finds no reader
+NUMBERS_KEPT: Final = 512
+"""By name, of a job: all of them stand in its status, an object of the API server's, and each is a time series."""
+NAME_CHARS: Final = 200
 KEYS_KEPT: Final = 100_000  # of a step: more than it has units; what comes after is taken as said without a key
 
 
@@ -71,6 +74,25 @@ class Reported:
         self._steps.clear()
 
 
+class Numbers(dict[str, float]):
+    """The newest of each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out = 0
+
+    def known(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Those of these that there is room for; the others are counted."""
+        room, found = NUMBERS_KEPT - len(self), dict[str, float]()
+        for name, value in numbers.items():
+            is_new = name not in self
+            if not is_new or (room > 0 and len(name) <= NAME_CHARS):
+                found[name] = value
+                room -= is_new
+        self.left_out += len(numbers) - len(found)
+        return found
+
+
 class Commits:
     def __init__(
         self, job: Job, exchange: Exchange, recoveries: Recoveries, *, wants_checkpoint: Callable[[], bool]
@@ -81,7 +103,7 @@ class Commits:
         self.last: pb.StepCommit | None = None
         self.last_at = 0.0
         self.step_seconds: deque[float] = deque(maxlen=50)
-        self.metrics: dict[str, float] = {}
+        self.metrics = Numbers()
         self._owed_at: float | None = None  # when a checkpoint that could not be written is asked for again
         self._unsaved: PolicyVersion | None = None  # whose checkpoint could not be written
         self.problem = ""  # why the last checkpoint could not be written; empty: it could
@@ -205,7 +227,8 @@ class Commits:
             job.sessions.tell(worker, step_commit=message)
         self._exchange.close_step(done.step, branch=done.version.branch)
         self.step_seconds.append(done.seconds)
-        self.metrics.update(done.metrics, step_s=done.seconds)
+        self.metrics.update(step_s=done.seconds)
+        self.metrics.update(self._told_numbers(done.metrics))
         accounts = self._accounts.pop(done.step - 1, {})
         workers = job.members.workers.values()
         shares = self._steps.shares(done.step - 1, workers, accounts)
@@ -241,8 +264,18 @@ class Commits:
         """Numbers of one step from one worker; they go out with the next commit."""
         if report.HasField("branch") and report.branch < self._job.ledger.version.branch:
             return  # of a step that is made again
-        numbers = json.loads(report.metrics_json or "{}")
+        numbers = self._told_numbers(json.loads(report.metrics_json or "{}"))
         self.metrics.update(self._reported.add(numbers, step=report.step, key=report.key))
+
+    def _told_numbers(self, numbers: Mapping[str, float]) -> Mapping[str, float]:
+        """A role that puts a key into each name would fill the driver, and the job's status."""
+        had_left_out, found = self.metrics.left_out, self.metrics.known(numbers)
+        if self.metrics.left_out and not had_left_out:
+            name = next(name for name in numbers if name not in found)
+            text = f"number {name[:NAME_CHARS]!r} is left out, the first of them: a job has at most {NUMBERS_KEPT} "
+            text += f"names of at most {NAME_CHARS} characters; report what a step adds up to"
+            self._job.event("numbers-left-out", text)
+        return found
 
     def on_account(self, wid: WorkerId, account: pb.Account) -> None:
         """Where a worker's time of a step went; goes out with the next commit."""

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
-from rlinf_worker.driver.commits import KEYS_KEPT, STEPS_KEPT, Reported
+from rlinf_worker.driver.commits import KEYS_KEPT, NUMBERS_KEPT, STEPS_KEPT, Reported
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -40,6 +40,26 @@ def test_what_nobody_takes_is_bounded():
         reported.add({"seen_count": 1.0}, step=1, key=f"k{n}")
     assert len(reported._steps[1].sums) == KEYS_KEPT
     assert reported.take(1) == {"seen_count": KEYS_KEPT + 5.0}
+
+
+async def test_a_job_has_so_many_numbers_and_no_more():
+    """They stand in its status, which the API server refuses above 1.5 MB."""
+    world = World(make_job(steps=4))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    driver, told = world.driver, list[tuple[str, str]]()
+    driver.job.event = lambda kind, text, **more: told.append((kind, text))  # type: ignore[method-assign]
+    for n in range(3 * NUMBERS_KEPT):
+        report = pb.Report(metrics_json=json.dumps({f"of_unit_{n}_sum": 1.0, "x" * 201: 2.0, "seen": float(n)}), step=2)
+        driver.on_worker_message(WorkerId("env/0"), pb.WorkerMessage(report=report))
+    metrics = driver.commits.metrics
+    assert (len(metrics), metrics["of_unit_0_sum"], metrics["seen"]) == (NUMBERS_KEPT, 1.0, 3 * NUMBERS_KEPT - 1.0)
+    assert [text for kind, text in told if kind == "numbers-left-out"] == [
+        f"number '{'x' * 200}' is left out, the first of them: a job has at most 512 names of at most 200 characters; "
+        "report what a step adds up to"
+    ]
+    assert len(driver.commits._reported.take(2)) <= NUMBERS_KEPT
+    await world.run()
+    assert (metrics["step_s"] > 0, len(metrics)) == (True, NUMBERS_KEPT)
 
 
 class Reporting(World):
