@@ -108,7 +108,7 @@ class Commits:
         self._unsaved: PolicyVersion | None = None  # whose checkpoint could not be written
         self.problem = ""  # why the last checkpoint could not be written; empty: it could
         self.failing_since: float | None = None
-        self._early: list[tuple[WorkerId, str, pb.StepDone]] = []
+        self._early: dict[tuple[WorkerId, int, int], tuple[str, pb.StepDone]] = {}  # by rank, branch and step
         self._reported = Reported()
         self._accounts: dict[int, dict[WorkerId, pb.Account]] = {}  # by step
         self._steps = idle.IdleSteps()
@@ -160,7 +160,8 @@ class Commits:
         ):
             self.try_commit(done.step)
         elif done.branch >= version.branch:
-            self._early.append((wid, gang, done))  # a new driver hears of it before its flow has opened the step
+            # A new driver hears of it before its flow has opened the step, with each connection again.
+            self._early[wid, done.branch, done.step] = gang, done
 
     def learn(self, hello: pb.Hello, *, is_rank: bool) -> None:
         """What a new driver cannot know: which step has committed, in which words, which branches have been. `is_rank`:
@@ -183,8 +184,8 @@ class Commits:
         return self.last is None or said > messages.version_from_pb(self.last.version)
 
     def hear_early(self) -> None:
-        early, self._early = self._early, []
-        for wid, gang, done in early:
+        early, self._early = self._early, {}
+        for (wid, _, _), (gang, done) in early.items():
             self.on_step_done(wid, gang, done)
 
     def try_commit(self, step: int) -> None:

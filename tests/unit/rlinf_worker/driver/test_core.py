@@ -230,6 +230,20 @@ async def test_workers_that_share_too_many_facts_at_once_end_the_job():
     assert driver.job.standing.message.startswith("worker env/1 shares more facts than a job keeps, ")
 
 
+async def test_a_step_that_is_done_early_is_kept_once_however_often_its_rank_connects():
+    """A flow may take hours until it opens the step, and each word has all keys of it."""
+    world = World(make_job())
+    driver = world.driver
+    await world.run_until(lambda: driver.job.ledger.committed == 1)
+    done = pb.StepDone(step=40, rank=0, keys=["a"])
+    for _ in range(5):
+        hello = pb.Hello(
+            job_uid=JOB_UID, worker="actor/0", attempt=1, protocol=names.PROTOCOL, ready=True, steps_done=[done]
+        )
+        driver.on_worker_hello(hello, Outbox[Any]())
+    assert len(driver.commits._early) == 1
+
+
 async def test_two_workers_that_know_different_facts_end_the_job():
     world = World(make_job())
     await world.run_until(lambda: world.driver.job.begun)
