@@ -278,11 +278,9 @@ def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: Dri
         return f"revision {plan.revision} is also that of {choice.current.name}, which is in force; give it another"
     if report is not None and report.plan_failed == plan.revision:
         return report.plan_message or "the driver could not prepare it"
-    before, wanted = choice.pods_in_force(), _pods(plan)
-    for pod in sorted(observed.pods, key=lambda p: p.name):
-        extra = before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0)
+    for pod in _added(plan, choice, observed):
         by_itself = pod.phase == "Failed" and pod.exit_code not in (None, names.EXIT_STALE) and pod.deleted_at is None
-        if extra and pod.pool and by_itself and not (pod.pod_reason or pod.disruption):
+        if by_itself and not (pod.pod_reason or pod.disruption):
             return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
     return ""
 
@@ -292,12 +290,18 @@ def _homeless(plan: PlanView, choice: PlanChoice, observed: Observed, *, since: 
     the person may be about to add."""
     if _is_users(plan):
         return ""
-    before, wanted = choice.pods_in_force(), _pods(plan)
-    for pod in sorted(observed.pods, key=lambda p: p.name):
-        extra = before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0)
-        if extra and pod.pool and pod.unschedulable and pod.created_at <= since:
+    for pod in _added(plan, choice, observed):
+        if pod.unschedulable and pod.created_at <= since:
             return f"pod {pod.name}, which it adds, finds no node: {pod.unschedulable[-500:]}"
     return ""
+
+
+def _added(plan: PlanView, choice: PlanChoice, observed: Observed) -> Iterator[PodView]:
+    """Pods that only this plan needs."""
+    before, wanted = choice.pods_in_force(), _pods(plan)
+    for pod in sorted(observed.pods, key=lambda p: p.name):
+        if pod.pool and before.get(pod.pool, 0) <= pod.ordinal < wanted.get(pod.pool, 0):
+            yield pod
 
 
 def instruct(
