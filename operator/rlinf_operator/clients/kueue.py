@@ -104,9 +104,8 @@ class Kueue:
 
     async def _find(self, job: Manifest, *, live: bool) -> Manifest | None:
         meta = job["metadata"]
-        name = names.workload_name(meta["name"])
-        found = await objects.get_or_none(self._store, "Workload", name, namespace=meta["namespace"], live=live)
-        return found if found is not None and meta["uid"] in objects.owner_uids(found) else None
+        name, where = names.workload_name(meta["name"]), meta["namespace"]
+        return await objects.get_owned(self._store, "Workload", name, namespace=where, uid=meta["uid"], live=live)
 
     async def _leave(self, found: Manifest) -> None:
         meta = found["metadata"]

@@ -71,6 +71,14 @@ async def get_or_none(
         return None
 
 
+async def get_owned(
+    store: ObjectStore, kind: str, name: str, *, namespace: str, uid: str, live: bool = True
+) -> Manifest | None:
+    """None, too, where the one of this name is not of the job of this uid."""
+    found = await get_or_none(store, kind, name, namespace=namespace, live=live)
+    return found if found is not None and uid in owner_uids(found) else None
+
+
 async def create_owned(store: ObjectStore, wanted: Manifest, *, uid: str) -> None:
     """One that the job of this uid has already is as good."""
     kind, meta = wanted["kind"], wanted["metadata"]

@@ -64,9 +64,8 @@ class PodGroups:
 
     async def _find(self, job: Manifest, *, live: bool) -> Manifest | None:
         meta = job["metadata"]
-        name = names.workload_name(meta["name"])
-        found = await objects.get_or_none(self._store, KIND, name, namespace=meta["namespace"], live=live)
-        return found if found is not None and meta["uid"] in objects.owner_uids(found) else None
+        name, where = names.workload_name(meta["name"]), meta["namespace"]
+        return await objects.get_owned(self._store, KIND, name, namespace=where, uid=meta["uid"], live=live)
 
 
 def group(job: Manifest, order: QueueOrder) -> Manifest:

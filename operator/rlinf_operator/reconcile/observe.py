@@ -55,8 +55,7 @@ async def observe(
     async def child(kind: str, name: str, *, is_rare: bool = False) -> Manifest | None:
         """`is_rare`: most jobs have none, and what the copy does not have is not asked for."""
         live = begun and not is_rare
-        found = await objects.get_or_none(store, kind, name, namespace=key.namespace, live=live)
-        return found if found is not None and job.uid in objects.owner_uids(found) else None
+        return await objects.get_owned(store, kind, name, namespace=key.namespace, uid=job.uid, live=live)
 
     budget = await child("PodDisruptionBudget", names.disruption_budget_name(key.name), is_rare=True)
     pods, plans, service, policy, config, queue = await asyncio.gather(
