@@ -31,9 +31,9 @@ from rlinf_api.store import NotFound
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import KubeApi
-from rlinf_operator.manifests import asking, metadata
+from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import OrderKind, PlaceInQueue, PodSet, QueueOrder, QueueStanding, QueueView, Share
-from rlinf_operator.manifests.metadata import JobMeta, Manifest
+from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
 KUEUE: Final = "kueue"
@@ -173,8 +173,6 @@ class Kueue:
 
 def workload(job: Manifest, order: QueueOrder) -> Manifest:
     """Without its priority."""
-    meta = job["metadata"]
-    owner = JobMeta(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
     sets: list[Manifest] = []
     for one in order.pod_sets:
         least = {"minCount": one.least} if one.least is not None else {}
@@ -182,12 +180,7 @@ def workload(job: Manifest, order: QueueOrder) -> Manifest:
         sets.append({"name": one.name, "count": one.count, "template": one.template, **least, **near})
     return {
         "kind": "Workload",
-        "metadata": metadata.metadata(
-            owner,
-            names.workload_name(owner.name),
-            label=metadata.labels(owner),
-            annotations={names.ANNOTATION_INPUTS: asking.inputs(order.pod_sets)},
-        ),
+        "metadata": asking.metadata_of(job, order.pod_sets),
         "spec": {"active": True, "queueName": order.queue, "podSets": sets},
     }
 

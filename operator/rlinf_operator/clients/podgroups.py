@@ -18,7 +18,7 @@ from datetime import datetime
 from rlinf_api import conditions, names
 from rlinf_operator.clients import objects
 from rlinf_operator.clients.cache import CachedStore
-from rlinf_operator.manifests import asking, metadata
+from rlinf_operator.manifests import asking
 from rlinf_operator.manifests.asking import (
     PODGROUPS,
     OrderKind,
@@ -28,7 +28,7 @@ from rlinf_operator.manifests.asking import (
     QueueStanding,
     QueueView,
 )
-from rlinf_operator.manifests.metadata import JobMeta, Manifest
+from rlinf_operator.manifests.metadata import Manifest
 from rlinf_operator.metrics import Metrics
 
 KIND = "PodGroup"
@@ -69,16 +69,9 @@ class PodGroups:
 
 
 def group(job: Manifest, order: QueueOrder) -> Manifest:
-    meta = job["metadata"]
-    owner = JobMeta(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
     return {
         "kind": KIND,
-        "metadata": metadata.metadata(
-            owner,
-            names.workload_name(owner.name),
-            label=metadata.labels(owner),
-            annotations={names.ANNOTATION_INPUTS: asking.inputs(order.pod_sets)},
-        ),
+        "metadata": asking.metadata_of(job, order.pod_sets),
         "spec": {"schedulingPolicy": {"gang": {"minCount": sum(one.count for one in order.pod_sets)}}},
     }
 

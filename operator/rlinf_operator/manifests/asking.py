@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlinf_api import names
 from rlinf_api.job import PoolSpec, RLJobSpec, as_range
 from rlinf_operator.manifests import pods, topology
-from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest
+from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest, labels, metadata
 from rlinf_operator.settings import OperatorSettings
 
 PODGROUPS: Final = "podgroups"
@@ -170,6 +170,18 @@ def inputs(asked: tuple[PodSet, ...]) -> str:
         return [*said, dict(one.topology)] if one.topology else said
 
     return digest([all_of(one) for one in asked])
+
+
+def metadata_of(job: Manifest, asked: tuple[PodSet, ...]) -> Manifest:
+    """Of the provider's object, by which the job asks for these."""
+    meta = job["metadata"]
+    owner = JobMeta(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+    return metadata(
+        owner,
+        names.workload_name(owner.name),
+        label=labels(owner),
+        annotations={names.ANNOTATION_INPUTS: inputs(asked)},
+    )
 
 
 def placed(pod: Manifest, share: Share) -> Manifest:
