@@ -61,17 +61,25 @@ CONNECT: Final = uplink.Frames(
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class AgentsServicer(agents_pb2_grpc.AgentsServicer):
-    """Reception of agents: one per pod of the plan."""
+def _stream(frames: uplink.Frames) -> Any:
+    """The method of a servicer that is its own reception. gRPC calls in a thread what is no async generator itself."""
+
+    async def serve(self: uplink.Reception[Any], requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        answers = uplink.serve(requests, context, frames=frames, reception=self, hello_timeout_s=HELLO_TIMEOUT_S)
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    return serve
+
+
+class AgentsServicer(agents_pb2_grpc.AgentsServicer, uplink.Reception[PodKey]):
+    """One agent per pod of the plan."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    async def Attach(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        frames = uplink.serve(request_iterator, context, frames=ATTACH, reception=self, hello_timeout_s=HELLO_TIMEOUT_S)
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
-                yield frame
+    Attach = _stream(ATTACH)
 
     def key(self, hello: agents_pb2.Hello) -> PodKey:
         return hello.pool, hello.ordinal
@@ -104,19 +112,13 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
         self._driver.on_agent_gone(key, outbox)
 
 
-class ChannelsServicer(channels_pb2_grpc.ChannelsServicer):
-    """Reception of workers: one per place of the plan."""
+class ChannelsServicer(channels_pb2_grpc.ChannelsServicer, uplink.Reception[names.WorkerId]):
+    """One worker per place of the plan."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    async def Connect(self, request_iterator: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        frames = uplink.serve(
-            request_iterator, context, frames=CONNECT, reception=self, hello_timeout_s=HELLO_TIMEOUT_S
-        )
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
-                yield frame
+    Connect = _stream(CONNECT)
 
     def key(self, hello: pb.Hello) -> names.WorkerId:
         return names.WorkerId(hello.worker)
