@@ -100,10 +100,6 @@ class Jobs:
             self._news[job_uid] = None
             self._wake.set()
 
-    def killed_of(self, job_uid: str) -> tuple[int, Mapping[str, int]]:
-        known = self._known.get(job_uid)
-        return known.killed if known is not None else NOBODY_KILLED
-
     def of(self, job_uid: str) -> tuple[Profile, ...]:
         known = self._known.get(job_uid)
         return tuple(known.reports) if known is not None else ()

@@ -73,8 +73,13 @@ async def test_a_plan_under_which_workers_die_of_memory_is_taken_back_with_the_s
         await site.jobs.consider(site.uid)
         assert site.decisions[-1] == code
     assert (await site.plan(4)).based_on.revision == 3
+
+
+async def test_workers_of_a_job_that_nothing_was_measured_of_are_no_news():
+    site = await Site.made()
     site.jobs.killed({"rollout": 2}, revision=3, job_uid="nobody")
-    assert site.jobs.killed_of("nobody") == (0, {})
+    await site.jobs.consider("nobody")
+    assert site.decisions == []
 
 
 async def test_a_scheduler_that_is_started_again_goes_on_where_the_one_before_stood():

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -345,8 +346,9 @@ async def test_a_driver_reports_its_own_jobs_profile_and_nothing_else(served):
     assert "a profile is of plan revision 9" in answer.message
     assert len(planning.jobs.of(uid)) == 1
     died = pb.ReportProfileRequest(namespace="team", job_uid=uid, killed={"env": 2}, revision=1)
-    assert (await stub.ReportProfile(died, timeout=5)).accepted
-    assert planning.jobs.killed_of(uid) == (1, {"env": 2})
+    with patch.object(planning.jobs, "killed") as killed:
+        assert (await stub.ReportProfile(died, timeout=5)).accepted
+    killed.assert_called_once_with({"env": 2}, revision=1, job_uid=uid)
     code, _ = await code_of(stub.RequestPlan(pb.RequestPlanRequest(), timeout=5))
     assert code == grpc.StatusCode.PERMISSION_DENIED
 
