@@ -125,12 +125,6 @@ def inputs(spec: RLJobSpec, pool: str = "") -> str:
     return ",".join(f"{field}={digest(found[field])[:FIELD_HASH]}" for field in sorted(found))
 
 
-def are_of(recorded: str, wanted: str) -> bool:
-    """Whether a pod was made from what is wanted now. One of an operator that recorded a single hash of all is taken to
-    be: an upgrade replaces nobody, and while a job has pods its inputs cannot be edited."""
-    return recorded == wanted or "=" not in recorded
-
-
 def moved(before: str, after: str) -> str:
     """Which fields two annotations of inputs differ in, as a sentence has it.
 

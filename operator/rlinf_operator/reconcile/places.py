@@ -179,7 +179,7 @@ def _look_at(
         if verdict.look_again_s is not None:
             found.look_again_s = times.soonest(found.look_again_s, verdict.look_again_s)
         newest = number == 0
-        current = metadata.are_of(pod.inputs, wanted.inputs[place])
+        current = pod.inputs == wanted.inputs[place]
         ruled = None
         if newest and current:
             ruled = wanted.told.get(pod.name) if verdict.alive else None
