@@ -66,6 +66,24 @@ def mapping_bytes(ring_bytes: int) -> int:
     return HEADER_BYTES + ring_bytes
 
 
+class _Sleep:
+    """One side's word by which it asks to be woken: odd while it sleeps, another number each time."""
+
+    __slots__ = ("_at", "_number", "_words")
+
+    def __init__(self, words: memoryview[int], at: int) -> None:
+        self._words, self._at, self._number = words, at, 0
+
+    def begin(self) -> None:
+        self._number += 1 if self._number % 2 == 0 else 2
+        self._words[self._at] = self._number
+
+    def end(self) -> None:
+        if self._number & 1:
+            self._number += 1
+            self._words[self._at] = self._number
+
+
 class RingWriter:
     """The producing side. `peer_asleep` and `blocked` tell `shm` when a doorbell is due."""
 
@@ -80,7 +98,7 @@ class RingWriter:
         self._data = memoryview(memory)[HEADER_BYTES:]
         self._memory = memory
         self._head = self._tail = 0
-        self._sleep = 0
+        self._sleep = _Sleep(self._words, _WRITER_SLEEP)
         self._rung = 0
         self._words[_SIZE] = size
         self._words[_MAGIC] = MAGIC
@@ -134,9 +152,8 @@ class RingWriter:
         if fits:
             return False
         wants = self._head + skip + need - self.size
-        self._sleep += 1 if self._sleep % 2 == 0 else 2
         self._words[_WRITER_WANTS] = min(self._head, max(wants, self._tail + self.size // 4))
-        self._words[_WRITER_SLEEP] = self._sleep
+        self._sleep.begin()
         _fence()
         if self._room_for(total)[2]:
             self.unblocked()
@@ -145,9 +162,7 @@ class RingWriter:
 
     def unblocked(self) -> None:
         """The writer is awake again."""
-        if self._sleep & 1:
-            self._sleep += 1
-            self._words[_WRITER_SLEEP] = self._sleep
+        self._sleep.end()
 
     def close(self) -> None:
         """Give the memory back; nothing else may be called afterwards."""
@@ -187,7 +202,7 @@ class RingReader:
         self._on_free = on_free
         self._next = self._head = 0
         self._leases: deque[_Lease] = deque()
-        self._sleep = 0
+        self._sleep = _Sleep(self._words, _READER_SLEEP)
         self._rung = 0
 
     def empty(self) -> bool:
@@ -272,8 +287,7 @@ class RingReader:
         """Declare that the reader will sleep. False: there is something to take, stay awake."""
         if not self.empty():
             return False
-        self._sleep += 1 if self._sleep % 2 == 0 else 2
-        self._words[_READER_SLEEP] = self._sleep
+        self._sleep.begin()
         _fence()
         if not self.empty():
             self.awake()
@@ -282,9 +296,7 @@ class RingReader:
 
     def awake(self) -> None:
         """The reader is awake again."""
-        if self._sleep & 1:
-            self._sleep += 1
-            self._words[_READER_SLEEP] = self._sleep
+        self._sleep.end()
 
     def close(self) -> None:
         """Give the memory back, with the last view if some live; only `lent` may be called afterwards."""
