@@ -26,9 +26,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlinf_api.errors import InvariantBroken
-from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles.rollout.emptying import Emptied
 from rlinf_worker.roles.rollout.endings import StopSearch
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
@@ -59,15 +59,15 @@ class _Request:
         return self.made.going_on(self.sampling.most)
 
 
-class Generator:
+class Generator(Emptied):
     """Called from one thread at a time."""
 
     def __init__(self, model: Any, *, seed: int, rows: int, tokenizer: Any = None) -> None:
         """`tokenizer`: of the library tokenizers, for requests with stop strings."""
+        super().__init__()
         self.model, self.seed, self.most_rows, self._tokenizer = model, seed, rows, tokenizer
         self.version: PolicyVersion | None = None
         self._parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self._emptied: list[tuple[torch.UntypedStorage, int]] = []
         self._requests: dict[str, _Request] = {}
         self._waiting: deque[str] = deque()
         self._batch = _Batch(tokenizer)
@@ -138,18 +138,12 @@ class Generator:
             self._batch, self._cache = _Batch(self._tokenizer), _Rows(self.model)
 
     # --- off the slots ------------------------------------------------------------------------------------------------
-    def bytes_now(self) -> int:
-        return sum(s.nbytes() for s in offloading.storages_of([*self._parameters.values(), *self._cache.tensors()]))
+    def _tensors(self) -> list[Tensor]:
+        return [*self._parameters.values(), *self._cache.tensors()]
 
-    def empty(self) -> None:
-        if not self._emptied:
-            self._start_over()
-            self._cache = _Rows(self.model)  # it keeps room for rows that have ended
-            self._emptied = offloading.emptied(self._parameters.values())
-
-    def fill(self) -> None:
-        emptied, self._emptied = self._emptied, []
-        offloading.filled(emptied)
+    def _forget(self) -> None:
+        self._start_over()
+        self._cache = _Rows(self.model)  # it keeps room for rows that have ended
 
     # --- a step -------------------------------------------------------------------------------------------------------
     @torch.inference_mode()

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_api.errors import InvariantBroken, UserError
-from rlinf_worker.algorithms import offloading
 from rlinf_worker.algorithms.sampling import token_uniforms
 from rlinf_worker.channels.protocol import PolicyVersion
+from rlinf_worker.roles.rollout.emptying import Emptied
 from rlinf_worker.roles.rollout.endings import StopSearch
 from rlinf_worker.roles.rollout.engine import Made, Sampling
 
@@ -84,7 +84,7 @@ class _Sample:
     ending: StopSearch | None
 
 
-class VllmEngine:
+class VllmEngine(Emptied):
     """Called from one thread at a time."""
 
     def __init__(
@@ -102,6 +102,7 @@ class VllmEngine:
         """`rows`: samples at once, each of at most `positions` tokens with its prompt; of the cache, what `kv_bytes`
         hold, in blocks of `block` positions: who finds no room waits, or is computed again. `tokenizer`: of the library
         tokenizers, for requests with stop strings; vLLM itself is given none."""
+        super().__init__()
         self.seed, self._tokenizer = seed, tokenizer
         self.version: PolicyVersion | None = None
         self._groups: dict[str, _Group] = {}
@@ -122,7 +123,6 @@ class VllmEngine:
         self._runner = self._engine.model_executor.driver_worker.worker.model_runner
         self._model = self._runner.model
         self._names = {name for name, _ in self._model.named_parameters()}
-        self._emptied: list[tuple[Any, int]] = []
 
     # --- requests -----------------------------------------------------------------------------------------------------
     def begin(
@@ -205,18 +205,8 @@ class VllmEngine:
     def _tensors(self) -> list[Any]:
         return [*self._model.parameters(), *self._runner.kv_caches]
 
-    def bytes_now(self) -> int:
-        return sum(storage.nbytes() for storage in offloading.storages_of(self._tensors()))
-
-    def empty(self) -> None:
-        if not self._emptied:
-            self._engine.reset_prefix_cache(reset_running_requests=True)
-            self._emptied = offloading.emptied(self._tensors())
-
-    def fill(self) -> None:
-        """With zeros: what attention masks in a block that is not full must be a number."""
-        emptied, self._emptied = self._emptied, []
-        offloading.filled(emptied)
+    def _forget(self) -> None:
+        self._engine.reset_prefix_cache(reset_running_requests=True)
 
     # --- a step -------------------------------------------------------------------------------------------------------
     def step(self) -> int:
