@@ -13,7 +13,7 @@ another, or has a successor. Then its questions that nobody has taken are left o
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,9 +24,8 @@ from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
-from rlinf_worker.channels.waiting import each
 from rlinf_worker.cycles.conversation import Heard
-from rlinf_worker.cycles.ends import Inbox, checked
+from rlinf_worker.cycles.ends import CycleEnd
 from rlinf_worker.links import frames
 from rlinf_worker.links.errors import PayloadError
 from rlinf_worker.links.message import Message
@@ -84,18 +83,12 @@ class AnsweringEnd:
             self.peer.post(Message(frames.encode(said.frame), body=said.body, buffers=said.buffers))
 
 
-class Answerer:
+class Answerer(CycleEnd[tuple[AnsweringEnd, frames.Ask]]):
     """`Answering` over conversations. One per cycle and worker."""
 
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
-        self._host, self.name = host, spec.name
-        self._questions, self._type = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
-        self._declared = self._type.fingerprint if self._type is not None else 0
-        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
-        self.account_out.level = self._level_out
-        what = f"a question of cycle {self.name!r} for {host.worker}"
-        self.inbox = Inbox[tuple[AnsweringEnd, frames.Ask]](host, self.account_in, what=what, item=self._item)
-        self.take, self.take_now = self.inbox.take, self.inbox.take_now
+        questions, answers = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
+        super().__init__(host, spec.name, gives=answers, takes=questions, what="a question")
         self._with: dict[str, AnsweringEnd] = {}  # by worker: its newest life's
         self.in_hand = 0  # questions that the role has taken and is not through with
         self._load = 0  # questions of open conversations that are not answered
@@ -109,7 +102,7 @@ class Answerer:
             if known is not None:
                 self.end(known)
             known = self._with[peer.worker] = AnsweringEnd(self, peer, number=frame.conversation)
-        known.is_checked = self._questions is None or frame.declared == self._questions.fingerprint
+        known.is_checked = self._takes is None or frame.declared == self._takes.fingerprint
         known.opened(frame.unanswered)
 
     def on_superseded(self, peer: Peer) -> None:
@@ -149,8 +142,8 @@ class Answerer:
         self.in_hand += 1
         try:
             question.payload = message.value()
-            if not conversation.is_checked and self._questions is not None:
-                self._questions.check(question.payload, self.name, frame.key)
+            if not conversation.is_checked and self._takes is not None:
+                self._takes.check(question.payload, self.name, frame.key)
         except PayloadError as error:
             self.drop(question, error.reason)
             raise
@@ -161,15 +154,10 @@ class Answerer:
         account.bytes += nbytes
         return question
 
-    def __aiter__(self) -> AsyncIterator[Item]:
-        return each(self.take)
-
     # --- answers ------------------------------------------------------------------------------------------------------
     def answer(self, question: Item, payload: Any, *, version: PolicyVersion | None = None) -> None:
         account, (key, step, branch) = self.account_out, (question.key, question.step, question.branch)
-        said, message, nbytes = checked(
-            self._host, account, self._type, payload, key=key, step=step, branch=branch, version=version
-        )
+        said, message, nbytes = self._checked(payload, key=key, step=step, branch=branch, version=version)
         if self._say(question, message, version=said.version):
             account.items += 1
             account.bytes += nbytes
@@ -196,7 +184,7 @@ class Answerer:
         self._load -= 1
         said, is_dropped = message or Message(b""), message is None
         frame = frames.Answer(
-            conversation.number, question.number, version.branch, version.number, self._load, self._declared, is_dropped
+            conversation.number, question.number, version.branch, version.number, self._load, self.declared, is_dropped
         )
         body, buffers = said.encoded()
         conversation.answer(KeptAnswer(frame, body, buffers, said.nbytes), said)

@@ -20,7 +20,7 @@ leaves alone the conversation of a later one.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -32,9 +32,8 @@ from rlinf_worker.channels.account import Level
 from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item, LineageKey, PolicyVersion
-from rlinf_worker.channels.waiting import each
 from rlinf_worker.cycles.conversation import Asked
-from rlinf_worker.cycles.ends import Inbox, checked
+from rlinf_worker.cycles.ends import CycleEnd
 from rlinf_worker.links import frames
 from rlinf_worker.links.endpoint import Endpoint
 from rlinf_worker.links.errors import PayloadError
@@ -117,19 +116,13 @@ class AskingEnd:
 Answered = tuple[AskingEnd, OpenQuestion, frames.Answer]
 
 
-class Asker:
+class Asker(CycleEnd[Answered]):
     """`Asking` over conversations. One per cycle and worker."""
 
     def __init__(self, host: Host, spec: pb.ChannelSpec) -> None:
-        self._host, self.name = host, spec.name
-        self._type, self._answers = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
-        self.declared = self._type.fingerprint if self._type is not None else 0
-        self.account_out, self.account_in = host.account(self.name, "producer"), host.account(self.name, "consumer")
-        self.account_out.level = self._level_out
+        questions, answers = PayloadType.of(spec.payload), PayloadType.of(spec.answers)
+        super().__init__(host, spec.name, gives=questions, takes=answers, what="an answer")
         self._room = host.waits.signal()
-        what = f"an answer of cycle {self.name!r} for {host.worker}"
-        self.inbox = Inbox[Answered](host, self.account_in, what=what, item=self._item)
-        self.take, self.take_now = self.inbox.take, self.inbox.take_now
         self._with: dict[Life, AskingEnd] = {}
         self._of_old_driver: set[Life] = set()  # the driver of today has not named them
         self._homeless: deque[OpenQuestion] = deque()
@@ -195,9 +188,7 @@ class Asker:
     ) -> None:
         self._host.check_begun("ask", self.name)
         account = self.account_out
-        said, message, nbytes = checked(
-            self._host, account, self._type, payload, key=key, step=step, branch=branch, version=version
-        )
+        said, message, nbytes = self._checked(payload, key=key, step=step, branch=branch, version=version)
         found = self._find(affinity)
         if found is None:
             with account.waiting():
@@ -256,8 +247,8 @@ class Asker:
         _, buffers = message.encoded()
         try:
             payload = message.value()
-            if self._answers is not None and frame.declared != self._answers.fingerprint and not frame.is_dropped:
-                self._answers.check(payload, self.name, question.key)
+            if self._takes is not None and frame.declared != self._takes.fingerprint and not frame.is_dropped:
+                self._takes.check(payload, self.name, question.key)
         except PayloadError as error:
             account.dropped[error.reason] += 1
             raise
@@ -279,9 +270,6 @@ class Asker:
         account.items += 1
         account.bytes += nbytes
         return item
-
-    def __aiter__(self) -> AsyncIterator[Item]:
-        return each(self.take)
 
     # --- looking in ---------------------------------------------------------------------------------------------------
     @property

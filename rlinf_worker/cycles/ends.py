@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from rlinf_worker.channels.host import Host
 from rlinf_worker.channels.labels import Labels
 from rlinf_worker.channels.payload_type import PayloadType
 from rlinf_worker.channels.protocol import Item, PolicyVersion
+from rlinf_worker.channels.waiting import each
 from rlinf_worker.links.errors import MessageTooLarge, PayloadError
 from rlinf_worker.links.message import Message
 
@@ -66,26 +68,43 @@ class Inbox(Generic[T]):
         return Level(len(self._entries), sum(message.nbytes for _, message, _ in self._entries), monotonic() - since)
 
 
-def checked(
-    host: Host,
-    account: Account,
-    type: PayloadType | None,
-    payload: Any,
-    *,
-    key: str,
-    step: int,
-    branch: int,
-    version: PolicyVersion | None,
-) -> tuple[Labels, Message, int]:
-    """What is to go, encoded, and its bytes. Raises PayloadError and MessageTooLarge, counted; the cycle goes on."""
-    try:
-        said = labels.checked(account.channel, key=key, step=step, branch=branch, weight=1.0, version=version)
-        if type is not None:
-            type.check(payload, account.channel, said.key)
-        message = Message(b"", payload)
-        nbytes = message.nbytes
-        host.check_size(nbytes, channel=account.channel, key=said.key)
-    except (PayloadError, MessageTooLarge) as error:
-        account.refused[error.reason] += 1
-        raise
-    return said, message, nbytes
+class CycleEnd(ABC, Generic[T]):
+    """Takes what comes, each a T with its message, and gives what goes."""
+
+    def __init__(
+        self, host: Host, name: str, *, gives: PayloadType | None, takes: PayloadType | None, what: str
+    ) -> None:
+        """`what`: what is waited for, as sentences have it."""
+        self._host, self.name, self._gives, self._takes = host, name, gives, takes
+        self.declared = gives.fingerprint if gives is not None else 0
+        self.account_out, self.account_in = host.account(name, "producer"), host.account(name, "consumer")
+        self.account_out.level = self._level_out
+        awaited = f"{what} of cycle {name!r} for {host.worker}"
+        self.inbox = Inbox[T](host, self.account_in, what=awaited, item=self._item)
+        self.take, self.take_now = self.inbox.take, self.inbox.take_now
+
+    @abstractmethod
+    def _item(self, entry: T, message: Message) -> Item:
+        """As the role takes it."""
+
+    @abstractmethod
+    def _level_out(self) -> Level: ...
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return each(self.take)
+
+    def _checked(
+        self, payload: Any, *, key: str, step: int, branch: int, version: PolicyVersion | None
+    ) -> tuple[Labels, Message, int]:
+        """What is to go, encoded, and its bytes. PayloadError and MessageTooLarge are counted; the cycle goes on."""
+        try:
+            said = labels.checked(self.name, key=key, step=step, branch=branch, weight=1.0, version=version)
+            if self._gives is not None:
+                self._gives.check(payload, self.name, said.key)
+            message = Message(b"", payload)
+            nbytes = message.nbytes
+            self._host.check_size(nbytes, channel=self.name, key=said.key)
+        except (PayloadError, MessageTooLarge) as error:
+            self.account_out.refused[error.reason] += 1
+            raise
+        return said, message, nbytes
