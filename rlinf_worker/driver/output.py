@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_worker.bounded_file import AppendedFile
 from rlinf_worker.driver.steps import Committed
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def folded(accounts: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[
     return roles
 
 
-class JsonLines:
+class JsonLines(AppendedFile):
     """Appends whole lines, or nothing. What a full disk does not take is lost and counted, and each line is tried: the
     first that goes in again has the field `gap`, which says how many are missing before it and why.
 
@@ -51,27 +52,19 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-        self._path, self._max_bytes = path, max_bytes
-        self._older = path.with_name(f"{path.name}.1")
-        self._fd: int | None = None
+        super().__init__(path, limit=max_bytes)
         self.lost = 0  # lines, as there was no room
         self._gap: dict[str, Any] = {}  # of those that no line has told of yet
         try:
-            self._open()
+            self.open()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             self._say(error)
 
-    def _open(self) -> int:
-        if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        return self._fd
-
     def last(self) -> Mapping[str, Any]:
         """The last line that an earlier driver wrote; empty without one."""
-        lines = _end(self._path) or _end(self._older)  # it may have died between the two
+        lines = _end(self.path) or _end(self._older)  # it may have died between the two
         try:
             found = json.loads(lines[-1]) if lines else {}
         except ValueError:  # not a line of ours
@@ -81,29 +74,17 @@ class JsonLines:
     def write(self, record: Mapping[str, Any]) -> None:
         line = (json.dumps({**record, "gap": self._gap} if self._gap else record, default=str) + "\n").encode()
         try:
-            self._append(line)
+            self.append(line)
         except OSError as error:  # a full disk must not stop the job that it is about
             self._lose(error)
             return
         if self._gap:
-            logger.info("lines are written again", extra={"file": str(self._path), "lost": self._gap["lines"]})
+            logger.info("lines are written again", extra={"file": str(self.path), "lost": self._gap["lines"]})
             self._gap = {}
-
-    def _append(self, line: bytes) -> None:
-        fd = self._open()
-        before = os.fstat(fd).st_size
-        if before and before + len(line) > self._max_bytes:
-            self._make_room()
-            fd, before = self._open(), 0
-        written = os.write(fd, line)
-        if written < len(line):  # there was room for a part of it
-            os.ftruncate(fd, before)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _make_room(self) -> None:
         gone = _count(self._older)
-        self.close()  # first: where somebody took the file away, the next line makes another
-        self._path.replace(self._older)
+        super()._make_room()
         self.lost += gone
         if gone:
             logger.warning("the oldest lines made room", extra={"file": str(self._older), "lines": gone})
@@ -116,19 +97,14 @@ class JsonLines:
         self._gap["lines"] += 1
 
     def _say(self, error: OSError) -> None:
-        extra = {"file": str(self._path), "error": str(error)}
+        extra = {"file": str(self.path), "error": str(error)}
         logger.warning("cannot write, lines are lost until it can be written again", extra=extra)
 
     def flush(self) -> None:
         """The end of the job: no line may follow to tell of those that are missing."""
         if self._gap:
-            extra = {"file": str(self._path), "lost": self._gap["lines"], "error": self._gap["error"]}
+            extra = {"file": str(self.path), "lost": self._gap["lines"], "error": self._gap["error"]}
             logger.warning("the last lines are missing", extra=extra)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 def _end(path: Path) -> list[bytes]:
