@@ -129,6 +129,10 @@ def test_what_is_no_profile_at_all_is_refused_in_a_sentence(text, sentence):
     assert sentence in str(caught.value)
 
 
+def test_a_profile_of_as_many_bytes_as_there_may_be_is_taken():
+    assert Profile.from_json(profile().to_json().ljust(MAX_BYTES)) == profile()
+
+
 def test_the_largest_profile_that_a_plan_can_lead_to_is_within_the_bound():
     times = [n / 7 for n in range(128)]
     batch = Batch(size=1 / 3, seconds=Number(value=1 / 3, spread=1 / 7, count=10**6), units=1 / 3, tokens=1 / 3)

@@ -430,6 +430,22 @@ async def test_a_plan_under_way_when_the_watch_ends_is_unreachable_not_cancelled
         driver.answer.set()
 
 
+async def test_a_driver_that_never_answers_ends_the_call_at_the_deadline(folder):
+    """It pings and reports, so that nothing else would: the pass of the job would wait for as long as it lives."""
+    made = GrpcDrivers(tls=folder("operator"), on_change=lambda *_, **__: None, timeout_s=0.1, late_s=10)
+    driver = Driver()
+    driver.answer.clear()
+    async with serving(driver, folder("driver", namespace="team", job_uid=UID)) as port:
+        made.follow(KEY, target(port))
+        driver.say(step=1)
+        await until(lambda: heard(made)[1] is not None)
+        async with asyncio.timeout(5):
+            with pytest.raises(WorkerUnreachable, match="DEADLINE_EXCEEDED"):
+                await made.apply_plan(target(port), plan_of(ppo_job()), step="Prepare")
+        driver.answer.set()
+    await made.close()
+
+
 async def test_a_drain_is_started_once_and_waited_for_by_nobody(drivers, folder):
     client, changed = drivers
     driver = Driver()
