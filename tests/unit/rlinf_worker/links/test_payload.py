@@ -264,6 +264,7 @@ def test_bytes_that_are_no_header_are_an_error_and_nothing_worse(raw):
     "tree",
     [
         [6, "<f4", [1 << 40], 0], [6, "<f4", [5], 3], [5, "O", [1], b"12345678"], [8, "load", [1], b"1234"],
+        [8, "float1", [1], b"1234"],  # of a newer torch
         [8, "float32", [-3], b"1234"], [], [99], [[1]], [4, "nobody", 0], [5, "<f4", [4], b"1"], [3, "x"],
     ],
 )  # fmt: skip

@@ -135,6 +135,13 @@ def test_a_tensor_weighs_what_its_numbers_do():
     assert devices.TorchCuda().nbytes(torch.zeros(3, 5, dtype=torch.float16)) == 30
 
 
+def test_what_torch_makes_besides_tensors_lies_on_no_device():
+    """They are plain leaves of a payload: a copy to the host would end in an AttributeError inside of it."""
+    torch: Any = pytest.importorskip("torch", reason="about torch's values")
+    device = devices.TorchCuda()
+    assert [device.owns(value) for value in (torch.float32, torch.device("cuda"), torch.zeros(1))] == [False] * 3
+
+
 def test_torch_tensors_of_a_gpu_leave_it_at_the_end_of_a_turn():
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed here")
