@@ -10,6 +10,7 @@ import rlinf_worker
 from rlinf_api.errors import UserError
 from rlinf_worker import settings
 from rlinf_worker.driver.settings import DriverSettings
+from rlinf_worker.links.settings import LinkSettings
 from rlinf_worker.runtime import agent_link
 
 
@@ -54,6 +55,24 @@ def test_the_defaults_are_these():
         "results_kept": 1024,
         "spans_file_bytes": 64 << 20,
         "metric_series": 6144,
+    }
+
+
+def test_the_defaults_of_a_link_are_these():
+    assert dataclasses.asdict(LinkSettings()) == {
+        "ring_bytes": 1 << 20,
+        "max_ring_bytes": 256 << 20,
+        "copy_out_bytes": 64 << 10,
+        "max_message_bytes": 4 << 30,
+        "outbox_bytes": 24 << 20,
+        "inbox_bytes": 24 << 20,
+        "bulk": "plain",
+        "gpu": "direct",
+        "bulk_from_bytes": 256 << 10,
+        "dial_timeout_s": 5.0,
+        "hello_timeout_s": 5.0,
+        "lost_after_s": 5.0,
+        "linger_s": 5.0,
     }
 
 

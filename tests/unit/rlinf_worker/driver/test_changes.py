@@ -4,7 +4,8 @@ import pytest
 
 from rlinf_api.placement import Placement, resolve
 from rlinf_api.plan import LeaseSetPlan, TurnPlan
-from rlinf_worker.driver.changes import between
+from rlinf_worker.driver.changes import Changes, between, check
+from rlinf_worker.driver.topology import Topology
 from tests.builders_driver import make_job
 
 
@@ -29,6 +30,12 @@ def test_who_stays_who_comes_and_who_goes(new, beside, after, gone, gang):
     found = between(OLD, new, gang_roles=("actor",))
     assert (sorted(found.beside), sorted(found.after), sorted(found.gone), found.gang) == (beside, after, gone, gang)
     assert found.kept == {w.id for w in new.workers} - found.beside - found.after
+
+
+def test_a_plan_that_changes_nothing_forms_no_gang_anew_and_needs_no_checkpoint():
+    """As a first plan is looked at, once the flow has said its channels."""
+    plan = make_job().plan.model_copy(update={"channels": [], "cycles": []})
+    check(plan, Changes(), topology=Topology(), cycles=(), checkpoint_uri="")
 
 
 def test_gangs_that_end_steps_are_formed_anew_together():
