@@ -268,6 +268,7 @@ class FakeContext:
         self.stopping, self.yield_wanted = asyncio.Event(), asyncio.Event()
         self.phases = ["load"]  # as the runtime begins
         self.worked: list[tuple[str, Amount]] = []  # of each span, what it said in its end
+        self.steps: list[tuple[str, int]] = []  # of each span, the step that it is of
         self.deadlines: list[float] = []  # of spans that have one of their own
         self.gang = FakeGang()
 
@@ -326,6 +327,7 @@ class FakeContext:
         before = self.phases[-1]
         self.phases.append(phase or before)
         self.deadlines += [deadline_s] if deadline_s is not None else []
+        self.steps.append((kind, step))
         amount = Amount(units, tokens)
         yield amount
         self.worked.append((kind, amount))

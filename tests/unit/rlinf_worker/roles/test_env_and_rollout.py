@@ -137,6 +137,15 @@ async def test_each_says_how_much_it_works_on(running):
         assert worked == [Amount(units=1, tokens=ENVS)] * HORIZON
 
 
+async def test_each_says_of_which_step_its_work_is(running):
+    """What is of none is in no step's times: a load of weights would be time that nobody took."""
+    running.stage.weights.show(PolicyVersion(0, 1), WEIGHTS)
+    running.ticket(0, step=2)
+    await running.trajectory()
+    assert set(running.env_context.steps) == {("other", 2), ("compute", 2)}
+    assert set(running.rollout_context.steps) == {("load", 2), ("compute", 2)}
+
+
 async def test_the_next_segment_goes_on_where_the_last_ended(running):
     running.stage.weights.show(PolicyVersion(0, 0), WEIGHTS)
     running.ticket(0)
@@ -185,6 +194,15 @@ async def test_a_cancelled_ticket_is_dropped_and_its_slice_goes_on_with_the_next
     item = await running.trajectory()
     assert (item.branch, item.key) == (1, "env:0@1")
     assert running.stage.channel("segments").dropped == [(dead, "cancelled")]
+
+
+async def test_a_ticket_that_is_cancelled_while_another_is_in_work_makes_room_for_the_next(running):
+    tickets = [running.ticket(0), running.ticket(0, step=2), running.ticket(0, step=3)]
+    await running.until(lambda: running.stage.cycle("actions").questions.all)
+    tickets[1].cancelled = True
+    running.stage.weights.show(PolicyVersion(0, 2), WEIGHTS)
+    assert [(await running.trajectory()).key for _ in range(2)] == ["env:0@1", "env:0@3"]
+    assert running.stage.channel("segments").dropped == [(tickets[1], "cancelled")]
 
 
 async def test_an_answer_of_a_segment_that_was_given_up_is_left_out(running):
