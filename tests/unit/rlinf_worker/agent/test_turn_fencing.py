@@ -150,6 +150,19 @@ async def test_a_next_life_that_speaks_early_is_heard_when_the_earlier_one_is_go
     await pod.until_granted("env/0")
 
 
+async def test_a_next_life_that_has_not_spoken_yet_is_waited_for_and_nothing_breaks(pod):
+    pod.used = 8100
+    pod.turns.gone("env/0", 1)
+    pod.turns.joined("env/0", 2)
+    pod.used = 0
+    [letting_go] = asyncio.all_tasks() - {asyncio.current_task()}
+    await letting_go
+    assert pod.orders[-1] == ("actor/0", "grant")
+    pod.turns.said("env/0", 2, slots_pb2.TurnReport(lease_set="all", standing="wants", ripe=True))
+    pod.say("actor/0", "content")
+    assert pod.orders[-1] == ("env/0", "grant")
+
+
 async def test_words_of_a_life_that_is_no_more_change_nothing(pod):
     pod.turns.joined("env/0", 2)
     before = list(pod.orders)

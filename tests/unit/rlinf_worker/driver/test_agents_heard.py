@@ -12,8 +12,9 @@ from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import status
 from rlinf_worker.driver.output import Output
 from rlinf_worker.driver.sessions import Refuse
+from rlinf_worker.driver.spares import Spares, SpareState
 from tests.builders_driver import JOB_UID, Clock, make_job
-from tests.unit.rlinf_worker.driver.test_workforce import SIM, Site, started
+from tests.unit.rlinf_worker.driver.test_workforce import SIM, Site, started, told
 
 
 def events(site: Site, folder: Any) -> list[dict[str, Any]]:
@@ -144,3 +145,16 @@ def test_the_report_says_each_fact_under_its_name():
     )
     job.finish(saved=True)
     assert status.report(driver).missing == (), "nobody is missed at the end"
+
+
+def test_a_spare_that_an_agent_still_has_is_taken_up_by_a_new_driver_and_not_stopped():
+    """Or each loss of a driver would cost all pods their spares, and their imports once more."""
+    site = Site(envs=1, driver_attempt=2)
+    spec = site.job.spec
+    roles = [role.model_copy(update={"spares": 1 if role.name == "env" else 0}) for role in spec.roles]
+    site.job.spec = spec.model_copy(update={"roles": roles})
+    site.force.spares = Spares(site.job)
+    spare, extra = (names.spare_id("env", number) for number in (0, 1))
+    outbox = site.attach(workers={"env/0": 1, spare: 1, extra: 1})
+    assert told(outbox) == [("stop", extra, 0)]
+    assert site.force.spares.counts()["env", SpareState.STARTING.value] == 1
