@@ -350,7 +350,14 @@ async def test_other_tensors_are_refused_at_both_ends(net):
     with pytest.raises(SchemaChanged, match=r"w is float64\[4\], was float64\[3\]"):
         await rollout.weights.pull(V2)
     assert (await rollout.weights.pull(V1))[0] == V1
-    assert rollout.weights.receiver.refused == 1
+    third = net.node("actor/2", pod="r")
+    await net.route(third, rollout)
+    telling = asyncio.create_task(third.weights.publish(V2, {"w": np.ones(4)}))
+    while not net.frames_of(frames.WeightsEnd, by="actor/2"):
+        await asyncio.sleep(0)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    assert rollout.weights.receiver.refused == 1, "what was refused once is not looked at again"
 
 
 async def test_a_version_with_other_bytes_is_known_wherever_it_was_seen(pod_net):
