@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 from rlinf_api import names
 from rlinf_api.errors import ClusterBusy, RLinfError
@@ -9,6 +10,7 @@ from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_scheduler import jobs
 from rlinf_scheduler.jobs import Jobs, case_of, plan_manifest
 from rlinf_scheduler.replan.decide import Stay
+from rlinf_scheduler.replan.known import Case
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
 from tools import workloads
@@ -197,6 +199,25 @@ async def test_a_decision_that_breaks_is_counted_and_the_next_one_is_made(monkey
         await site.jobs.consider(site.uid)
     await site.steps(3, 3)
     assert site.decisions[2:] == ["Broke", "Probe"]
+
+
+async def test_all_candidates_are_looked_at_again_after_an_edit_and_when_there_may_be_nodes(monkeypatch):
+    site, cases, again_at = await Site.made(), list[Case](), [0.0]
+
+    def noted(case):
+        cases.append(case)
+        return Stay("Best", "none is better", considered=1, again_at=again_at[0])
+
+    monkeypatch.setattr(jobs, "decide", noted)
+    await site.steps(1, 2)
+    await site.store.patch("RLJob", "drawn-14", patch={"spec": {"flow": {"steps": 61}}}, namespace="default")
+    await site.steps(3, 3)
+    again_at[0] = time.time() - 1.0
+    await site.steps(4, 4)
+    again_at[0] = time.time() + 60.0
+    await site.steps(5, 6)
+    assert [case.again for case in cases] == [False, False, True, False, True, False]
+    assert time.time() - 10 < cases[-1].now <= time.time(), "pools without nodes wait by it"
 
 
 async def test_a_revision_that_somebody_took_meanwhile_is_left_to_them():

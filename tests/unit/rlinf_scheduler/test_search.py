@@ -97,6 +97,7 @@ def test_what_fits_no_slot_is_refused_alone():
     said = "role 'train' peaks at 90.0 GiB on a slot of 80.0 GiB in pool gpu, alone; raise spec.pools"
     assert said in str(found)
     assert "roll'" not in str(found)
+    assert [reason.role for reason in found.reasons] == ["train"]
 
 
 def test_what_does_not_fit_beside_what_others_keep_is_refused_with_a_sum():
