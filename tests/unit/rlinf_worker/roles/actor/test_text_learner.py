@@ -329,6 +329,14 @@ def test_weights_are_published_by_hugging_faces_names_in_the_engines_dtype():
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
 
 
+def test_entropies_have_no_gradient_until_somebody_wants_it():
+    """A number of the metrics else, which would keep all logits for the way back."""
+    scorer = scoring.Scorer(model_of(), temperature=TEMPERATURE, stops=STOPS)
+    where = torch.tensor([0]), torch.tensor([1]), torch.tensor([5]), torch.tensor([False])
+    logprob, entropy = scorer(torch.tensor([[4, 6, 5]]), *where)
+    assert (logprob.requires_grad, entropy.requires_grad) == (True, False)
+
+
 def test_a_model_that_caps_its_logits_is_refused():
     model = model_of()
     scoring.check(model, path="/m")
