@@ -106,7 +106,6 @@ class Spare:
                     end.result()
             raise InvariantBroken("a warm spare ended without a cause")
         finally:
-            self._place.cancel()
             self._leaving = asyncio.ensure_future(_leave(link, {stop, agent, role}))
 
     async def left(self) -> None:
