@@ -84,9 +84,9 @@ TWO = {
 """A pod more makes steps half as long, as long as a unit takes the generator longer than the trainer."""
 
 
-def shrinking(*, steps=2000, factor=0.02, **more):
+def shrinking(*, steps=2000, factor=0.02, pods=2, **more):
     """From step 100 on a unit takes the generator `factor` of its time."""
-    return World.of_entry(TWO, steps=steps, pods=2, mode="Disaggregated", shift=(100, "gen", factor), **more)
+    return World.of_entry(TWO, steps=steps, pods=pods, mode="Disaggregated", shift=(100, "gen", factor), **more)
 
 
 def test_pods_whose_gain_is_gone_are_given_back():
@@ -101,6 +101,14 @@ def test_pods_whose_gain_is_gone_are_given_back():
     written = len(job.plans)
     job.run(400)
     assert len(job.plans) == written, "and stay away"
+
+
+def test_where_several_plans_give_pods_back_one_is_chosen():
+    """In a pool that may have more pods, the search finds several that do."""
+    job = shrinking(pods=3)
+    job.run(150)
+    assert pods(job)[-2:] == [(2,), (1,)]
+    assert "on 2 slots instead of 4" in job.plans[-1].reason.message
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.9])
