@@ -267,18 +267,13 @@ class Driver:
 
     def _done(self, record: WorkerRecord, done: pb.StepDone) -> None:
         placed = record.placed
-        if self._may(entitled.to_end_a_step(placed, done.step, done.rank, gangs=self.job.topology.gang_roles)):
+        if _may(self.job, entitled.to_end_a_step(placed, done.step, done.rank, gangs=self.job.topology.gang_roles)):
             self.commits.on_step_done(placed.id, placed.role, done)
 
     def _announced(self, record: WorkerRecord, channel: str, units: Iterable[pb.Unit]) -> None:
         placed, producer = record.placed, self.exchange.book(channel).spec.producer
-        if self._may(entitled.to_announce(placed, channel, producer=producer)):
+        if _may(self.job, entitled.to_announce(placed, channel, producer=producer)):
             self.exchange.announced(channel, units, producer=placed.id, after=Age.at(self.job.ledger.version))
-
-    def _may(self, problem: UserError | None) -> bool:
-        if problem is not None:
-            self.job.fail(conditions.Reason.USER_ERROR, str(problem))
-        return problem is None
 
     def _welcome(self, record: WorkerRecord) -> pb.Welcome:
         job = self.job
@@ -343,7 +338,7 @@ class Driver:
                     self.switch.is_gang(record.placed.role)
             case "saved":
                 saved, gangs = messages.version_from_pb(message.saved.version), self.job.topology.gang_roles
-                if self._may(entitled.to_save(record.placed, saved, gangs=gangs)):
+                if _may(self.job, entitled.to_save(record.placed, saved, gangs=gangs)):
                     self.commits.on_saved(message.saved)
                     self.handover.settle()
             case "account":
@@ -420,3 +415,10 @@ class Driver:
     @property
     def first_failure(self) -> Failure | None:
         return self.workforce.toll.first_failure or self.job.failure
+
+
+def _may(job: Job, problem: UserError | None) -> bool:
+    """Whether a worker may say what it said; else the job ends with the problem."""
+    if problem is not None:
+        job.fail(conditions.Reason.USER_ERROR, str(problem))
+    return problem is None
