@@ -28,7 +28,7 @@ REFUSED = {
     ),
     "a pool has the name of the driver's pod set": (job(pool={"name": "driver"}), "rename it"),
     "no pool may run a role": (job(pool={"roles": ["env", "rollout"]}), "spec.pools[*].roles"),
-    "a slot is two things": (job(pool={"slots": {"resource": "nvidia.com/gpu", "cpu": "1"}}), "remove one"),
+    "memory beside no accelerator": (job(pool={"slots": {"hostMemory": "4Gi"}}), "name the resource"),
     "a plan is pinned that has no name": (job(placement={"mode": "Pinned"}), "write the name of an RLPlan"),
     "a rule of a role that is not there": (job(failurePolicy=ruled(role="critic")), "spec.roles"),
     "a rule of a pool that does not run the role": (

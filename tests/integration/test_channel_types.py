@@ -253,7 +253,7 @@ async def test_an_asker_that_does_not_check_is_found_out_by_who_answers_and_the_
     async with pod(tmp_path, [questions()]) as p:
         asker, echo = Asker(GOOD, wrong=WRONG), Echo("fine")
         asking, answering = await ends(p, asker, echo)
-        asking._type, asking.declared = None, 0
+        asking._gives, asking.declared = None, 0
         p.driver.route("units", "asker/0", "echo/0")
         await until(lambda: len(asker.got) == 3)
         assert sorted(asker.got) == [("a", False), ("b", False), ("wrong", True)], "nobody waits for it"
@@ -278,7 +278,7 @@ async def test_who_answers_and_does_not_check_is_found_out_by_the_asker_and_the_
     async with pod(tmp_path, [answers()]) as p:
         asker, echo = Asker("what now"), Echo(GOOD, wrong=WRONG)
         asking, answering = await ends(p, asker, echo)
-        answering._type, answering._declared = None, 0
+        answering._gives, answering.declared = None, 0
         p.driver.route("units", "asker/0", "echo/0")
         await until(lambda: asker.got == [("a", False), WHAT, ("b", False)])
         assert not echo.refused
@@ -294,9 +294,9 @@ async def test_one_end_of_a_cycle_does_not_check_what_the_other_has_checked(tmp_
         asking, answering = await ends(p, asker, echo)
         checked: list[str] = []
         if made.payload:
-            answering._questions = Counting(DECLARED, checked)
+            answering._takes = Counting(DECLARED, checked)
         else:
-            asking._answers = Counting(DECLARED, checked)
+            asking._takes = Counting(DECLARED, checked)
         p.driver.route("units", "asker/0", "echo/0")
         await until(lambda: len(asker.got) == 3)
         assert checked == []

@@ -173,7 +173,7 @@ def inputs(asked: tuple[PodSet, ...]) -> str:
 
 
 def metadata_of(job: Manifest, asked: tuple[PodSet, ...]) -> Manifest:
-    """Of the provider's object, by which the job asks for these."""
+    """The metadata of the provider's object, by which the job asks for these."""
     meta = job["metadata"]
     owner = JobMeta(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
     return metadata(

@@ -55,7 +55,8 @@ class Checkpoints:
     def latest(self) -> Any:
         if self._folder is None:
             return None
-        return SimpleNamespace(version=PolicyVersion(0, 1), folder=lambda: contextlib.nullcontext(self._folder))
+        opened = contextlib.nullcontext(self._folder)
+        return SimpleNamespace(version=PolicyVersion(0, 1), reading_s=1.0, folder=lambda: opened)
 
 
 class Committing(FakeContext):
