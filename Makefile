@@ -74,6 +74,9 @@ test-gpu: env
 lint:
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint-types lint-rules
 
+# What is known of a file goes by its content (mypy compares hashes where times and paths differ), so clones share it: one
+# folder of 200 MB, which mypy makes anew for another version of itself.
+lint-types: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlinf-mypy
 ## lint-types: mypy
 .PHONY: lint-types
 lint-types: env
