@@ -34,7 +34,7 @@ def elastic(claim: str) -> Manifest:
         roles=[
             {"name": "env", "kind": "gymnasium", "workers": {"min": 2, "max": 3}},
             {"name": "rollout", "kind": "torch"},
-            {"name": "actor", "kind": "fsdp"},
+            {"name": "actor", "kind": f"{worker_image.LIGHT.stem}:Light"},
         ],
         pools=[
             {"name": "sim", "roles": ["env"], "pods": {"min": 1, "max": 2}, "slots": slots, "template": template},

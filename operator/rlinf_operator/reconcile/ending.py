@@ -7,6 +7,7 @@ from typing import Final
 
 from rlinf_api import names, times
 from rlinf_api.conditions import JobCondition, Reason, Status
+from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverReport, DriverState, Failure
 from rlinf_operator.policies import failure, queueing
 from rlinf_operator.policies.pod_view import PodView
@@ -61,9 +62,11 @@ def finish(
         draft.fields["start_time"] = times.text(min(p.created_at for p in observed.pods))
     if kind is JobCondition.COMPLETE:
         draft.fields["progress_percentage"] = 100
-    executed = _executed(observed, report)
-    if executed is not None:
+    spec = examining.examine(observed)[0].spec
+    executed = _executed(observed, spec, report)
+    if spec is not None and executed is not None:
         status.plan_applied(draft, executed, report)
+        status.profiled(draft, spec, executed, report)
     draft.finish(kind, reason, message)
     decision = finished(draft)
     if executed is None:
@@ -71,9 +74,8 @@ def finish(
     return replace(decision, plan_statuses=plans.statuses(executed, observed, report=report, now=draft.now))
 
 
-def _executed(observed: Observed, report: DriverReport | None) -> PlanChoice | None:
+def _executed(observed: Observed, spec: RLJobSpec | None, report: DriverReport | None) -> PlanChoice | None:
     """The plan that the ended driver executed. An operator that was away from its begin to its end hears of it now."""
-    spec = examining.examine(observed)[0].spec
     choice = plans.choose(observed, spec, report) if spec is not None and report is not None else None
     if choice is None or choice.current is None or report is None or report.plan_revision != choice.current.revision:
         return None
