@@ -32,7 +32,7 @@ async def test_of_a_ticket_that_is_cancelled_half_way_nothing_more_is_made_and_i
     stage = stage_of(**SAMPLED, units={"rollout": 6, "judge": 6})
     tickets, made = stage.channel("tickets"), stage.channel("rollout-judge")
     ticket = tickets.give("w:1/0/0", {})
-    async with running(stage.context("rollout", time={"perItemMs": 2.0}, service="concurrent", lanes=1)):
+    async with running(stage.context("rollout", time={"perItemMs": 30.0}, service="concurrent", lanes=1)):
         await until(lambda: made.all)
         ticket.cancel()
         await until(lambda: tickets.dropped)
