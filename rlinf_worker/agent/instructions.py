@@ -212,9 +212,11 @@ class Instructions:
                 )  # fmt: skip
 
     async def _leave_alone(self, worker: str) -> None:
-        """It takes no turns any more, and hears so when nobody else that ends is on its slots."""
+        """It takes no turns any more, and hears so when nobody else that ends is on its slots. One that ends itself hears
+        nothing: it would load once more, beside who has its slots now."""
         await self._vacancy.left_to(worker)
-        self._turns.alone(worker)
+        if not self._supervisor.life(worker).ending:
+            self._turns.alone(worker)
 
     async def _start(self, start: Start, *, driver_attempt: int) -> None:
         """A driver that came back counts attempts from what lives; what died before its time it cannot know. The number

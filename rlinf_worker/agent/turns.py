@@ -151,7 +151,7 @@ class AgentTurns:
         """The slots are its own from here on, unless yet another plan has it take turns."""
         member = self._members[worker]
         if member.joined and not member.lease_set:
-            member.report = None
+            member.report = member.sent = None  # it forgets what it was told, and takes no order of that set any more
             self._say_membership(member)
 
     def _make(self, message: agents_pb2.LeaseSet) -> None:

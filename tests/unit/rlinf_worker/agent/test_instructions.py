@@ -163,6 +163,16 @@ async def test_who_takes_no_turns_any_more_hears_it_once_its_slots_are_left_to_i
     assert pod.done[1:] == [("left to", "env/0"), ("left to", "actor/0"), ("alone", "env/0"), ("alone", "actor/0")]
 
 
+async def test_who_ends_is_not_told_that_it_has_its_slots_to_itself(pod):
+    """It would load once more, beside who works there."""
+    pod.alone_now = ["env/0", "actor/0"]
+    pod.lives["env/0"] = WorkerLife(id="env/0", stage=Stage.STOPPING)
+    assert pod.lives["env/0"].ending
+    assert await pod.obeyed(lease_sets=SETS) == ok()
+    assert ("alone", "actor/0") in pod.done
+    assert ("alone", "env/0") not in pod.done
+
+
 async def test_a_plan_is_prepared_committed_and_left_by_the_numbers_of_its_switch(pod):
     assert await pod.obeyed(1, revision=5, prepare=pb.Prepare(plan_json="five", switch_number=2)) == ok(1)
     assert pod.instructions.plan == NewestPlan(revision=5, switch=2, plan_json="five")

@@ -372,6 +372,20 @@ async def test_who_was_out_of_every_set_in_between_is_taken_to_have_its_slots_ag
     assert pod.take_orders() == [("actor/0", "grant", "all")]
 
 
+async def test_who_was_told_to_leave_in_a_set_before_is_told_so_again_in_the_next(pod):
+    """It forgot, as it was told that it is in none: the others would wait for it until the longest turn is over."""
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    pod.join("env/0", "actor/0")
+    pod.say("env/0", "content")
+    pod.say("actor/0", "wants")
+    pod.say("actor/0", "holds")
+    pod.say("env/0", "wants")
+    assert pod.take_orders()[-1] == ("actor/0", "leave", "all")
+    pod.adopt()
+    pod.adopt(lease_set("all", "env/0", "actor/0"))
+    assert ("actor/0", "leave", "all") in pod.take_orders()
+
+
 async def test_who_takes_no_turns_any_more_hears_it_when_nobody_ends_on_its_slots(pod):
     pod.adopt(lease_set("all", "env/0", "actor/0"))
     pod.join("env/0", "actor/0")
