@@ -212,8 +212,8 @@ class Instructions:
                 )  # fmt: skip
 
     async def _leave_alone(self, worker: str) -> None:
-        """It takes no turns any more, and hears so when nobody else that ends is on its slots. One that ends itself hears
-        nothing: it would load once more, beside who has its slots now."""
+        """It takes no turns any more, and hears so when nobody else that ends is on its slots. One that ends itself
+        hears nothing: it would load once more, beside who has its slots now."""
         await self._vacancy.left_to(worker)
         if not self._supervisor.life(worker).ending:
             self._turns.alone(worker)
