@@ -48,7 +48,7 @@ $(PYTEST) $(2) $(3) $(PYTEST_ARGS) || failed="$$failed the other folders"; \
 [ -z "$$failed" ] || { echo "make $@: failed in$$failed; each has its summary above" >&2; exit 1; }
 endef
 
-## test: lint and all tests that need no cluster and are not slow (eleven minutes on 2 cores)
+## test: lint and all tests that need no cluster and are not slow (thirteen minutes on 2 cores)
 .PHONY: test
 test: lint
 	$(call pytest_twice,$(SHARED_NOTHING),$(SHARED_NOTHING:%=--ignore=%))
