@@ -263,11 +263,13 @@ def case_of(
             if failure is not None and failure.status != "True":
                 failure = None
             no_node = failure is not None and failure.reason == Reason.UNSCHEDULABLE
+            applied = conditions.find(known, PlanCondition.APPLIED)
             records.append(
                 PlanRecord(
                     spec=found, failed=failure is not None,
                     no_node_at=_seconds(failure) if failure is not None and no_node else 0.0,
-                    was_in_force=conditions.find(known, PlanCondition.APPLIED) is not None,
+                    was_in_force=applied is not None,
+                    is_in_force=applied is not None and applied.status == "True",
                 )
             )  # fmt: skip
     records.sort(key=lambda record: record.spec.revision)

@@ -102,6 +102,8 @@ class _Decision(Known):
             return back
         if waiting := [p.spec.revision for p in self.case.plans if self._is_awaited(p)]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
+        if unheard := [p.spec.revision for p in self.case.plans if p.is_in_force and p is not self.record]:
+            return Stay("Pending", f"revision {max(unheard)} is in force by now, and none of its steps is reported yet")
         if self.now.count < self.wanted_steps:
             return Stay(
                 "Profiling",

@@ -38,6 +38,8 @@ class PlanRecord:
     """Its preparation failed, or it may not be used."""
     was_in_force: bool = False
     """At some time, if only for a while: the operator takes it up again only where a person pins it."""
+    is_in_force: bool = False
+    """By the newest word of the operator, which may be ahead of the driver's last report."""
     no_node_at: float = 0.0
     """When it failed because a pod that it adds found no node, in seconds since 1970; 0: that is not why."""
 

@@ -280,15 +280,18 @@ async def test_plans_that_cannot_be_read_are_counted_by_their_names_and_those_of
     failed = plan_manifest((await site.plan(1)).model_copy(update={"revision": 3}), namespace="default")
     failed["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "PrepareFailed", "message": "no",
                                         "lastTransitionTime": "2026-01-01T00:00:00Z"}]}  # fmt: skip
-    mine["status"] = {"conditions": [failed["status"]["conditions"][0] | {"type": "Applied", "status": "False"}]}
+    applied = failed["status"]["conditions"][0] | {"type": "Applied"}
+    mine["status"] = {"conditions": [applied | {"status": "False"}]}
+    again = plan_manifest((await site.plan(1)).model_copy(update={"revision": 4}), namespace="default")
+    again["status"] = {"conditions": [applied]}
     unreadable = {"metadata": {"name": "drawn-14-p7"}, "spec": {"no": "plan"}}
     others = plan_manifest(
         (await site.plan(1)).model_copy(update={"revision": 9, "job": JobRef(name="drawn-14", uid="other")}),
         namespace="default",
     )
-    case = case_of(site.world.job, [failed, unreadable, others, mine], job_uid=site.uid, profiles=())
-    found = [(record.spec.revision, record.failed, record.was_in_force) for record in case.plans]
-    assert found == [(1, False, True), (3, True, False)]
+    case = case_of(site.world.job, [failed, unreadable, others, again, mine], job_uid=site.uid, profiles=())
+    found = [(p.spec.revision, p.failed, p.was_in_force, p.is_in_force) for p in case.plans]
+    assert found == [(1, False, True, False), (3, True, False, False), (4, False, True, True)]
     assert case.highest == 9
 
 

@@ -588,6 +588,24 @@ def test_a_newer_plan_that_a_person_went_back_from_is_not_waited_for():
     assert not isinstance(found, Stay) or found.code != "Pending"
 
 
+@pytest.mark.parametrize("source", ["Scheduler", "User"])
+def test_a_last_report_of_the_plan_before_writes_no_plan_beside_the_one_that_is_in_force_by_now(source):
+    """The driver ends p1's report as p2 comes into force: the operator may have told of that first."""
+    job = world()
+    job.run(3)
+    first, second = job.plans
+    second = second.model_copy(update={"source": source})
+    records = (
+        PlanRecord(spec=first, was_in_force=True),
+        PlanRecord(spec=second, was_in_force=True, is_in_force=True),
+    )
+    assert job.profiles[-1].revision == 1
+    found = decide(Case(job=job.job, plans=records, profiles=tuple(job.profiles)))
+    assert isinstance(found, Stay)
+    said = "revision 2 is in force by now, and none of its steps is reported yet"
+    assert (found.code, found.why) == ("Pending", said)
+
+
 def test_a_plan_is_not_taken_back_to_one_that_an_edit_no_longer_allows():
     job = world("drawn-14", pods=2, slow=lambda plan: 4.0 if plan.reason.code is PlanReason.PROFILED else 1.0)
     job.run(8)
