@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tools.bench.harness import BenchError, Measure, Row
-from tools.bench.operator_parts import beside, scale, single
+from tools.bench.operator_parts import beside, finished, queued, scale, single
 from tools.bench.operator_parts.field import Field, Say
 
 WORKERS: Final = 9
@@ -32,10 +32,14 @@ class Size:
     """Worker pods of the one job that is large."""
     beside: int
     """Small jobs beside it."""
+    finished: int
+    """Jobs that nobody deletes."""
+    queued: int
+    """Jobs through one quota."""
 
 
-FULL: Final = Size(jobs=1000, failures=100, large=2000, beside=100)
-SMALL: Final = Size(jobs=50, failures=10, large=200, beside=20)
+FULL: Final = Size(jobs=1000, failures=100, large=2000, beside=100, finished=10_000, queued=200)
+SMALL: Final = Size(jobs=50, failures=10, large=200, beside=20, finished=100, queued=20)
 
 
 class Session:
@@ -69,6 +73,12 @@ class Session:
         field, size = self.the_field(), self.size
         return asyncio.run(beside.measure(field, pods=size.large, small=size.beside, say=self.say))
 
+    def finished(self) -> Mapping[str, float]:
+        return asyncio.run(finished.measure(self.the_field(), jobs=self.size.finished, say=self.say))
+
+    def queued(self) -> Mapping[str, float]:
+        return asyncio.run(queued.measure(self.the_field(), jobs=self.size.queued, say=self.say))
+
 
 _SESSION: Final = Session()
 
@@ -97,6 +107,8 @@ def _rows(size: Size) -> list[Row]:
     # The order matters: memory of one job first, as a process does not give all of it back.
     one_job, all_jobs = _SESSION.one_job, _SESSION.all_jobs
     large: Measure = _SESSION.beside
+    kept: Measure = _SESSION.finished
+    through: Measure = _SESSION.queued
     killed: Measure = functools.partial(_SESSION.fail_over, killed=True)
     stopped: Measure = functools.partial(_SESSION.fail_over, killed=False)
     return [
@@ -119,7 +131,14 @@ def _rows(size: Size) -> list[Row]:
         Row(name="memory_all_jobs", unit="MiB", better="lower", bar=250, subject=all_jobs, runs=1),
         Row(name="failure_to_condition_p99", unit="s", better="lower", bar=1, subject=all_jobs, runs=1),
         Row(name="restart", unit="s", better="lower", bar=30, subject=all_jobs, runs=1),
+        Row(name="finished_gets_per_s", unit="GETs/s", better="lower", bar=1, subject=kept, runs=1),
+        Row(name="restart_beside_finished", unit="s", better="lower", bar=30, subject=kept, runs=1),
+        Row(name="memory_finished", unit="MiB", better="lower", subject=kept, runs=1),
         Row(name="operator_cores_creating", unit="cores", better="lower", subject=all_jobs, runs=1),
         Row(name="kube-apiserver_cores_creating", unit="cores", better="lower", subject=all_jobs, runs=1),
         Row(name="operator_cores_running", unit="cores", better="lower", subject=all_jobs, runs=1),
+        # The last ones: Kueue stays in the cluster.
+        Row(name="queue_violations", unit="times", better="lower", bar=0, subject=through, runs=1),
+        Row(name="admitted_to_running_p50", unit="s", better="lower", bar=3, subject=through, runs=1),
+        Row(name="queued_jobs_per_s", unit="jobs/s", better="higher", subject=through, runs=1),
     ]

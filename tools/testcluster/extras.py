@@ -91,6 +91,12 @@ def restart_kueue(cluster: Cluster, more: Mapping[str, Any] | None = None) -> No
     _wait_for_kueue(cluster)
 
 
+def add_kueue(cluster: Cluster) -> None:
+    """To a cluster that was made without."""
+    restart_kueue(cluster)
+    kueue.install_webhooks(cluster.paths, cluster.addresses, cluster.api)
+
+
 def start_on_node(cluster: Cluster, index: int) -> None:
     """What does not run there yet; the node's kubelet runs and the node is registered."""
     node, paths, options = cluster.nodes[index], cluster.paths, cluster.options

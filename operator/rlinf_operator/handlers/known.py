@@ -42,7 +42,12 @@ BEAT_S: Final = 5.0  # of Kopf's loop
 LISTED_S: Final = 30.0  # no job of a list that is under way comes so much later than the one before: a page takes 0.1 s
 TICK_S: Final = 5.0
 OWN_JOBS: Final = 4096  # whose last own write is known; the echo of another one's is looked at like anybody's change
+FINISHED_S: Final = 2.0  # what is listed with a finished job and works has its first pass before it
+FINISHED_PER_S: Final = 20.0
+"""First passes over jobs that a list tells are finished, each a read: 10,000 of them at once would be minutes in which
+nobody looks at those that work."""
 STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
+FINISHED: Final = ("Complete", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,8 @@ class KnownJobs:
         self._beat_at = clock()
         self._list: tuple[float, float] | None = None  # of one that is under way: when it began, and its newest job
         self._is_said = False
+        self._finished_until = -math.inf
+        """When the first pass over the last of the finished jobs that were listed is due."""
 
     # --- what is told -------------------------------------------------------------------------------------------------
     def seen(self, sight: Sight) -> None:
@@ -123,8 +130,13 @@ class KnownJobs:
         own = self._own.get(key)
         if own is not None and sight.version >= own.untold:
             own.untold = 0
-        if before is None or before.version != sight.version:  # a list tells of ten thousand that have not changed
-            self._enqueue(key, after_s=ECHO_S if own is not None and own.newest == sight.version else 0.0)
+        if before is not None and before.version == sight.version:  # a list tells of ten thousand that have not changed
+            return
+        if before is None and sight.is_listed and sight.state in FINISHED:
+            self._finished_until = max(now + FINISHED_S, self._finished_until + 1 / FINISHED_PER_S)
+            self._enqueue(key, after_s=self._finished_until - now)
+            return
+        self._enqueue(key, after_s=ECHO_S if own is not None and own.newest == sight.version else 0.0)
 
     def beat(self) -> None:
         """Kopf's event loop goes round."""

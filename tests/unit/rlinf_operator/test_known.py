@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rlinf_api.errors import RetryableError, RLinfError
-from rlinf_operator.handlers.known import ECHO_S, KnownJobs, Sight, state_of
+from rlinf_operator.handlers.known import ECHO_S, FINISHED_PER_S, FINISHED_S, KnownJobs, Sight, state_of
 from rlinf_operator.manifests.metadata import JobKey
 from rlinf_operator.metrics import Metrics
 
@@ -79,6 +79,28 @@ def test_a_list_of_what_is_known_already_is_no_pass(bench):
     bench.seen(ONE, 6, is_listed=True)
     bench.seen(TWO, 8, is_listed=True)
     assert bench.passes() == [TWO]
+
+
+def test_finished_jobs_of_the_first_list_come_behind_those_that_work_and_one_by_one(bench):
+    """A restart beside a night's finished jobs: `works` is listed last, and looked at first."""
+    finished = [JobKey(namespace="team", name=f"done-{number}") for number in range(100)]
+    for number, key in enumerate(finished):
+        bench.seen(key, 6, state=("Complete", "Failed")[number % 2], is_listed=True)
+    works = JobKey(namespace="team", name="works")
+    bench.seen(works, 6, is_listed=True)
+    after = dict(bench.wishes)
+    assert after[works] == 0.0
+    assert [after[key] for key in finished] == pytest.approx([FINISHED_S + n / FINISHED_PER_S for n in range(100)])
+    bench.later(60.0)
+    bench.seen(JobKey(namespace="team", name="later"), 6, state="Complete", is_listed=True)
+    assert bench.wishes[-1][1] == FINISHED_S, "the others had theirs"
+
+
+def test_a_job_whose_end_is_told_is_looked_at_at_once_though_it_is_finished(bench):
+    bench.seen(ONE, 6, state="Complete", is_listed=True)
+    bench.seen(ONE, 7, state="Complete")
+    bench.seen(TWO, 8, state="Complete")
+    assert bench.wishes == [(ONE, FINISHED_S), (ONE, 0.0), (TWO, 0.0)]
 
 
 def test_a_job_that_a_new_list_leaves_out_is_looked_at_once_the_list_is_over(bench):

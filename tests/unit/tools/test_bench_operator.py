@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tools.bench.operator_parts.field import cpu_clock
+from tools.bench.operator_parts.queued import LATE_S, overtaken
 from tools.bench.operator_parts.scale import Curve
 
 
@@ -29,3 +30,18 @@ def test_cpu_of_a_process_is_finer_than_a_tick():
     while (used := time.clock_gettime(clock) - before) == 0:  # each turn takes some
         pass
     assert 0 < used < 0.01  # s, a tick of the kernel
+
+
+@pytest.mark.parametrize(
+    ("times", "count"),
+    [
+        ([], 0),
+        ([(0.0, 1.0), (10.0, 11.0), (20.0, 30.0)], 0),
+        ([(0.0, 1.0), (10.0, 30.0), (20.0, 22.0), (21.0, 23.0)], 2),
+        ([(0.0, 30.0), (LATE_S, 20.0)], 0),
+        ([(0.0, 20.0 + LATE_S), (10.0, 20.0)], 0),
+    ],
+    ids=["none", "in order", "two before the second", "made at about the same time", "admitted at about the same time"],
+)
+def test_a_job_that_is_admitted_before_one_that_has_waited_longer_is_counted(times, count):
+    assert overtaken(times) == count

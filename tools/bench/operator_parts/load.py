@@ -38,7 +38,7 @@ class Load:
         self.field, self.api = field, api
         self.jobs: dict[str, Manifest] = {}
         self._changed, self._news = asyncio.Event(), set[str]()
-        self._first: dict[str, tuple[Holds, asyncio.Future[float]]] = {}
+        self._first: dict[str, list[tuple[Holds, asyncio.Future[float]]]] = {}
 
     @classmethod
     @asynccontextmanager
@@ -59,10 +59,10 @@ class Load:
         return "\n".join([*lines, self.field.plane.operator.tail(10)[-4000:]])
 
     async def create(self, names: Sequence[str]) -> None:
-        await _each(names, lambda name: self.api.create(self.field.job(name)))
+        await each(names, lambda name: self.api.create(self.field.job(name)))
 
     async def delete(self, names: Sequence[str]) -> None:
-        await _each(names, lambda name: self.api.delete("RLJob", name, namespace=self.field.namespace))
+        await each(names, lambda name: self.api.delete("RLJob", name, namespace=self.field.namespace))
 
     async def until(self, names: Iterable[str], holds: Holds, *, what: str, timeout_s: float) -> float:
         """The moment at which the last of the jobs was seen to be so."""
@@ -86,7 +86,7 @@ class Load:
     def first(self, name: str, holds: Holds) -> asyncio.Future[float]:
         """The moment of the next event that shows the job to be so, though the one behind it may show otherwise."""
         moment: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._first[name] = holds, moment
+        self._first.setdefault(name, []).append((holds, moment))
         return moment
 
     async def until_count(self, kind: str, wanted: int, *, timeout_s: float) -> None:
@@ -131,16 +131,15 @@ class Load:
     def _seen(self, job: Manifest) -> None:
         name = job["metadata"]["name"]
         self.jobs[name] = job
-        holds, moment = self._first.get(name, (None, None))
-        if holds is not None and moment is not None and holds(job):
-            del self._first[name]
-            if not moment.done():
-                moment.set_result(time.monotonic())
+        for wanted in [one for one in self._first.get(name, ()) if one[0](job)]:
+            self._first[name].remove(wanted)
+            if not wanted[1].done():
+                wanted[1].set_result(time.monotonic())
         self._news.add(name)
         self._changed.set()
 
 
-async def _each(names: Sequence[str], act: Callable[[str], Awaitable[Any]]) -> None:
+async def each(names: Sequence[str], act: Callable[[str], Awaitable[Any]]) -> None:
     left = iter(names)
 
     async def work() -> None:

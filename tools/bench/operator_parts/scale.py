@@ -68,7 +68,7 @@ async def whole_life(field: Field, *, jobs: int, failures: int, say: Say) -> Map
         found["failure_to_condition_p99"] = p99(latencies)
         say(f"failures to conditions: {' '.join(f'{s:.2f}' for s in sorted(latencies)[-8:])} s at most")
         used.lap()
-        found["restart"] = await asyncio.to_thread(_restart, field, jobs)
+        found["restart"] = await asyncio.to_thread(restart, field, jobs)
         say(f"restarted after {found['restart']:.1f} s; the operator has {field.resident_mib():.0f} MiB")
         used = _Used(field)
         await end(load, names, limit_s=limit_s)
@@ -174,7 +174,7 @@ def p99(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-def _restart(field: Field, jobs: int) -> float:
+def restart(field: Field, jobs: int) -> float:
     """Killed, as a container that crashes and is started again in its pod: until the last job's driver is followed
     anew, which a pass over the job begins with."""
     operator = field.plane.operator

@@ -14,7 +14,7 @@ hub of a test cluster:
 
     GET  /state                  {"drivers": 1000, "watched": 1000, "attached": {"job-7": 1718000000.25, ...}}
     POST /pace?seconds=1         a step so often; 0: none, only the repeated status of a real driver every 10 s
-    POST /complete               every driver says Complete, and its pod ends with exit code 0
+    POST /complete               every driver says Complete, and its pod ends with exit code 0; ?job=NAME: that one's
 
 Not for: tests of what drivers do (rlinf_worker/driver), anything that lasts longer than a benchmark.
 """
@@ -233,9 +233,11 @@ async def control(stubs: Stubs, *, host: str, port: int) -> web.AppRunner:
         stubs.pace_s = float(request.query["seconds"])
         return web.Response(text="ok\n")
 
-    async def complete(_: web.Request) -> web.Response:
+    async def complete(request: web.Request) -> web.Response:
+        job = request.query.get("job")
         for driver in list(stubs.drivers.values()):
-            driver.complete()
+            if job in (None, driver.job):
+                driver.complete()
         return web.Response(text="ok\n")
 
     app = web.Application()
