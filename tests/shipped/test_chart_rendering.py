@@ -6,11 +6,12 @@ Needs helm and kubeconform from the test cluster's cache; a machine that has not
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 
-from rlinf_api import __version__
+from rlinf_api import __version__, names
 from rlinf_operator.process import ProcessSettings
 from rlinf_operator.settings import DEFAULTS
 from tools.chart import __main__ as chart
@@ -19,6 +20,7 @@ from tools.testcluster import binaries
 from tools.testcluster.errors import ClusterError, CommandFailed
 
 pytestmark = pytest.mark.programs
+OPERATORS_PODS = Path(__file__).parents[1] / "unit" / "rlinf_operator" / "rendered"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +111,7 @@ def texts_that_are_none(value, path=""):
         is_text = key in ("name", "namespace", "serviceAccountName", "priorityClassName") or where.split(".")[-2] in (
             "labels", "matchLabels", "annotations", "selector", "data",
         )  # fmt: skip
-        if is_text and not isinstance(inner, str | dict):
+        if is_text and not isinstance(inner, str | dict | list):
             yield where
         yield from texts_that_are_none(inner, where)
 
@@ -120,13 +122,33 @@ def test_names_of_digits_and_of_words_that_yaml_knows_stay_texts(tmp_path):
     values.write_text(json.dumps({
         "watchNamespaces": ["2024", "on"], "nameOverride": "42", "image": {"pullSecrets": ["7", "null"]},
         "operator": {"priorityClassName": "100"}, "scheduler": {"priorityClassName": "true"},
-        "runtimes": {"0": {}, "cpu": None, "gpu": {"queue": "a"}}, "metrics": {"serviceMonitor": {"enabled": True}},
+        "runtimes": {"0": {}, "cpu": None, "gpu": {"queue": "a"}},
+        "metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
         "serviceAccounts": {"operator": account, "scheduler": {**account, "name": "0x1"}},
     }))  # fmt: skip
     words = ("template", "007", str(rendering.CHART), "--namespace", "1000", "--kube-version", rendering.KUBERNETES)
     found = rendering.manifests(rendering.helm(*words, "--values", str(values)))
     assert len(found) > 20
     assert [f"{o['kind']}{where}" for o in found for where in texts_that_are_none(o)] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "where"), [({}, {"any": True}), ({"watchNamespaces": ["a", "b"]}, {"matchNames": ["a", "b"]})]
+)
+def test_the_pod_monitor_finds_drivers_and_workers_where_jobs_are(tmp_path, values, where):
+    rendered = rendering.manifests(render(tmp_path, metrics={"podMonitor": {"enabled": True}}, **values))
+    (spec,) = [found["spec"] for found in rendered if found["kind"] == "PodMonitor"]
+    assert spec["namespaceSelector"] == where
+    (expression,), (endpoint,) = spec["selector"]["matchExpressions"], spec["podMetricsEndpoints"]
+    pods = [
+        made for file in OPERATORS_PODS.glob("*.yaml") for made in yaml.safe_load_all(file.read_text())
+        if made and made["kind"] == "Pod"
+    ]  # fmt: skip
+    assert {pod["metadata"]["labels"]["rlinf.io/component"] for pod in pods} == {"driver", "worker"}
+    for pod in pods:
+        assert expression["key"] in pod["metadata"]["labels"]
+        ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        assert ports[endpoint["port"]] == names.PORT_METRICS
 
 
 def test_long_names_are_cut_and_stay_names(tmp_path):
