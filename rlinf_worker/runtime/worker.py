@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from time import monotonic
 from typing import Any, Final
 
 from rlinf_api import names
@@ -344,8 +343,8 @@ class Worker:
     async def _linger(self) -> None:
         """Payloads that nobody has fetched would be lost with this process."""
         self.phases.enter("idle")
-        deadline = monotonic() + LINGER_S
-        while self.session.ends.unfinished and not self.stopping.is_set() and monotonic() < deadline:  # noqa: ASYNC110
+        deadline = self.clock() + LINGER_S
+        while self.session.ends.unfinished and not self.stopping.is_set() and self.clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LINGER_POLL_S)
         if left := self.session.ends.unfinished:
             logger.warning("ending with items that nobody fetched", extra={"items": left})

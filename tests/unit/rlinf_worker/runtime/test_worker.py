@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -562,3 +563,22 @@ async def test_it_does_not_wait_for_ever_nor_when_it_is_told_to_end(tmp_path, dr
             site.worker.stop("SIGTERM")
         async with asyncio.timeout(10):
             assert await task == names.EXIT_OK
+
+
+async def test_a_pause_of_the_machine_is_no_time_in_which_others_could_have_fetched(tmp_path, driver, monkeypatch):
+    """The process stands still at its first look; the fetch that was under way comes behind that."""
+    left = [1, 1, 1, 0, 0, 0]
+
+    def unfinished(_: ChannelEnds) -> int:
+        if len(left) == 5:
+            time.sleep(0.5)
+        return left.pop(0)
+
+    monkeypatch.setattr(workers, "LINGER_POLL_S", 0.001)
+    monkeypatch.setattr(workers, "LINGER_S", 0.4)
+    monkeypatch.setattr(ChannelEnds, "unfinished", property(unfinished))
+    site = Site(tmp_path, driver)
+    monkeypatch.setattr(site.worker.clock, "_notice_s", 0.2)
+    site.may_end.set()
+    assert await site.ended() == names.EXIT_OK
+    assert left == [0]
