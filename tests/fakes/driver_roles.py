@@ -128,6 +128,10 @@ class SimEnv(SimWorker):
             self.asked += 1
             self.unanswered_questions.add(self.asked)
             at_once(actions.ask({"obs": ONE, "slice": 0, "t": self.asked}, key=str(self.asked), step=1))
+            self.world.asked_first_in[self.life, self.asked] = next(
+                end.asked.number for end in actions._with.values()
+                if str(self.asked) in [question.key for question in end.asked.unanswered]
+            )  # fmt: skip
 
     def hear_answers(self) -> None:
         actions = self.askers.get("actions")
@@ -144,8 +148,8 @@ class SimRollout(SimWorker):
         while (item := actions.take_now()) is not None:
             assert isinstance(item, Question)
             conversation = item.conversation
-            source = (str(item.source), conversation.peer.attempt, conversation.number)
-            heard = self.world.heard.setdefault((self.life, source), [])
+            asker = (str(item.source), conversation.peer.attempt)
+            heard = self.world.heard.setdefault((self.life, asker, conversation.number), [])
             heard.append(item.payload["t"])
             actions.answer(item, {"action": NUMBERS, "logprob": ONE[0]})
 

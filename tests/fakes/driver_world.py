@@ -130,7 +130,8 @@ class World:
         self.plan, self.pinned = job.plan, job.plan  # as the operator has it: in force, wanted
         self.switches = 0
         self.attempts: dict[str, int] = {}  # the last one of each worker
-        self.heard: dict[Any, list[int]] = {}  # by (a rollout, an env, the number of one's stream to the other)
+        self.heard: dict[Any, list[int]] = {}  # by (a rollout, an env, the number of their conversation)
+        self.asked_first_in: dict[Any, int] = {}  # (an env, what it asked) -> the number of that conversation
         self.assigned: set[tuple[str, str]] = set()  # (key of a ticket, worker)
         self.held_back: set[tuple[tuple[str, int], str]] = set()  # an env and a key: its `put` has waited for room
         self.is_busy = False  # workers come back also while others have things to do

@@ -158,7 +158,7 @@ def test_no_value_in_any_place_raises(original):
             answered(found)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(damaged())
 def test_no_damage_to_a_manifest_raises_and_each_problem_is_a_sentence(found):
     answered(found)

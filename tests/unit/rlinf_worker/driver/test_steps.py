@@ -106,7 +106,7 @@ def test_a_step_that_the_flow_has_not_said_whole_does_not_commit():
 
 
 @given(staleness=st.integers(0, 4), steps=st.integers(1, 12), chance=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def test_never_more_steps_are_open_than_the_bound_allows_and_all_commit_in_order(staleness, steps, chance):
     book, next_step = ledger(steps=steps, staleness=staleness), 1
     while not book.finished:

@@ -241,7 +241,7 @@ class Arrival(RuleBasedStateMachine):
 
 
 TestArrival = Arrival.TestCase
-TestArrival.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestArrival.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_the_oldest_step_is_handed_out_first():

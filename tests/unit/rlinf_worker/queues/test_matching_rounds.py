@@ -245,7 +245,7 @@ class Gang(RuleBasedStateMachine):
 
 
 TestGang = Gang.TestCase
-TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @given(
@@ -254,7 +254,7 @@ TestGang.settings = settings(max_examples=100, stateful_step_count=30, deadline=
     micro_batch=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def test_in_lineage_order_the_rounds_are_the_same_whatever_arrives_first(order, world, micro_batch, seed):
     chance = random.Random(seed)
     core = gang(world, micro_batch=micro_batch, order="lineage")
