@@ -57,6 +57,8 @@ class _Heard:
     """Workers that were killed for memory: under which plan's revision, and how many of each role."""
     considered: int = 0
     """The last step up to which no better plan was found."""
+    settled: int = 0
+    """The revision that was in force then."""
     generation: int = 0
     """The generation of the spec that was looked at then."""
     again_at: float = 0.0
@@ -181,22 +183,22 @@ class Jobs:
         generation = int(found["metadata"].get("generation") or 0)
         was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(
-            spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered, now=now,
-            again=was_edited or 0 < known.again_at <= now, killed=known.killed,
+            spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered,
+            settled=known.settled, now=now, again=was_edited or 0 < known.again_at <= now, killed=known.killed,
         )  # fmt: skip
+        revision = known.reports[-1].revision  # another report may come while it is decided
         decision = await asyncio.to_thread(decide, case)
         await self._keep(known, decision)
         if isinstance(decision, Stay):
             if decision.considered:
                 known.generation, known.again_at = generation, decision.again_at
-            known.considered = max(known.considered, decision.considered)
+                known.considered, known.settled = decision.considered, revision
             if known.said is None or known.said.code != decision.code:
                 logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
             known.said = decision
-            await self._tell(known, ref.name, decision)
+            await self._tell(known, ref.name, decision, revision=revision)
             return decision.code
         known.said = None
-        known.generation, known.again_at = generation, 0.0
         plan = decision.plan
         try:
             fewest = await fewest_of(spec, plan, merged)
@@ -204,6 +206,7 @@ class Jobs:
         except AlreadyExists:
             logger.info("another took the revision", extra={"job": where, "revision": plan.revision})
             return UNREAD
+        known.generation, known.again_at = generation, 0.0
         said = {"job": where, "revision": plan.revision, "code": str(plan.reason.code), "why": plan.reason.message}
         logger.info("plan written", extra=said)
         return str(plan.reason.code)
@@ -212,16 +215,16 @@ class Jobs:
         """What a decision learnt something of: a search, or the plan that came of it. Once that was so, further
         reports every KEEP_S."""
         now = asyncio.get_running_loop().time()
-        has_learnt = not isinstance(decision, Stay) or decision.considered > known.considered
+        has_learnt = not isinstance(decision, Stay) or bool(decision.considered)
         if not (has_learnt or 0 < known.keep_at <= now):
             return
         if await self._kept.write(tuple(known.reports), namespace=known.namespace):
             known.keep_at = now + KEEP_S
 
-    async def _tell(self, known: _Heard, job_name: str, stay: Stay) -> None:
+    async def _tell(self, known: _Heard, job_name: str, stay: Stay, *, revision: int) -> None:
         """At the plan that stays, where the operator and `rljob plan explain` read it: once for each search, and for
-        each plan that cannot be improved on. Where it cannot be written it is tried again at the next decision."""
-        revision = known.reports[-1].revision
+        each plan that cannot be improved on. Where it cannot be written it is tried again at the next decision.
+        `revision`: of the plan that was decided on."""
         if stay.code not in TOLD or (not stay.considered and known.told == (revision, stay.code)):
             return
         patch = {"metadata": {"annotations": {names.ANNOTATION_STAYS: f"{stay.code}: {stay.why}"[: names.MAX_STAYS]}}}
@@ -241,6 +244,7 @@ def case_of(
     job_uid: str,
     profiles: tuple[Profile, ...],
     considered: int = 0,
+    settled: int = 0,
     now: float = 0.0,
     again: bool = False,
     killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED,
@@ -274,8 +278,8 @@ def case_of(
             )  # fmt: skip
     records.sort(key=lambda record: record.spec.revision)
     return Case(
-        job=spec, plans=tuple(records), profiles=profiles, considered=considered, highest=highest, now=now, again=again,
-        killed=killed,
+        job=spec, plans=tuple(records), profiles=profiles, considered=considered, settled=settled, highest=highest,
+        now=now, again=again, killed=killed,
     )  # fmt: skip
 
 

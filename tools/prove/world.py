@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rlinf_api.job import RLJobSpec
 from rlinf_api.plan import JobRef, RLPlanSpec
-from rlinf_api.profile import Batch, ChannelProfile, MemoryProfile, Move, Number, Profile, RoleProfile
+from rlinf_api.profile import Batch, ChannelProfile, MemoryProfile, Move, Number, Profile, RoleProfile, forget
 from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.candidate import Candidate
 from rlinf_scheduler.planner.initial import initial
@@ -61,6 +61,10 @@ class World:
     decisions: list[tuple[int, Stay | NextPlan]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     considered: int = 0
+    settled: int = 0
+    most: int = 100
+    """Reports that the scheduler keeps."""
+    heard: list[Profile] = field(default_factory=list)
     again_at: float = 0.0
 
     @classmethod
@@ -130,14 +134,17 @@ class World:
             PlanRecord(spec=p, failed=p.revision in self.failed, no_node_at=self.no_node_at.get(p.revision, 0.0))
             for p in self.plans
         )
-        profiles, again = tuple(self.profiles[-100:]), 0 < self.again_at <= now
         decision = decide(
-            Case(job=self.job, plans=records, profiles=profiles, considered=self.considered, now=now, again=again)
-        )
+            Case(
+                job=self.job, plans=records, profiles=tuple(self.heard), considered=self.considered,
+                settled=self.settled, now=now, again=0 < self.again_at <= now,
+            )
+        )  # fmt: skip
         self.decisions.append((step, decision))
         if isinstance(decision, Stay):
-            self.considered = max(self.considered, decision.considered)
-            self.again_at = decision.again_at if decision.considered else self.again_at
+            if decision.considered:
+                self.considered, self.settled = decision.considered, self.profiles[-1].revision
+                self.again_at = decision.again_at
             return None
         self.again_at = 0.0
         self.plans.append(decision.plan)
@@ -169,6 +176,8 @@ class World:
     # --- what its driver would say ------------------------------------------------------------------------------------
     def _report(self, plan: RLPlanSpec, truth: PlanProblem, seconds: list[float], *, last: int) -> None:
         self.profiles.append(self.profile(plan, truth, seconds, last=last))
+        self.heard.append(self.profiles[-1])
+        forget(self.heard, most=self.most)
 
     def profile(self, plan: RLPlanSpec, truth: PlanProblem, seconds: list[float], *, last: int) -> Profile:
         count = len(seconds)

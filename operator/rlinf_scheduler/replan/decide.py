@@ -102,7 +102,7 @@ class _Decision(Known):
             return back
         if waiting := [p.spec.revision for p in self.case.plans if self._is_awaited(p)]:
             return Stay("Pending", f"revision {max(waiting)} is on its way")
-        if unheard := [p.spec.revision for p in self.case.plans if p.is_in_force and p is not self.record]:
+        if unheard := self._in_force_besides:
             return Stay("Pending", f"revision {max(unheard)} is in force by now, and none of its steps is reported yet")
         if self.now.count < self.wanted_steps:
             return Stay(
@@ -125,6 +125,11 @@ class _Decision(Known):
         elif probe := self._probe_of_sizes(self.fitted):
             return probe
         return self._choice(self.fitted)
+
+    @property
+    def _in_force_besides(self) -> list[int]:
+        """By the operator's word, of which no step is reported yet: the driver's last report is of the plan before."""
+        return [p.spec.revision for p in self.case.plans if p.is_in_force and p is not self.record]
 
     def _is_awaited(self, record: PlanRecord) -> bool:
         """Newer, and the operator takes it up by itself or once somebody has approved of it. It passes over a person's
@@ -153,7 +158,8 @@ class _Decision(Known):
         if record is None or killed.get(role, 0) < KILLED or not self._is_chosen(record.spec):
             return None
         is_judged = revision == newest and self.is_settled
-        is_over = revision < max([newest, *(r for r, other in self.records.items() if self._is_awaited(other))])
+        later = [r for r, other in self.records.items() if self._is_awaited(other)]
+        is_over = revision < max([newest, *later, *self._in_force_besides])
         base = self.records[record.spec.based_on.revision].spec
         if is_judged or is_over or isinstance(self.fitted, Unfit) or not self.others.may_be_used(base):
             return None
@@ -261,13 +267,22 @@ class _Decision(Known):
         again_at = min(self.no_pods_until.values(), default=0.0)
         if not others:
             return Stay("NoneLeft", "no other plan is allowed", considered=last, again_at=again_at)
-        best = min(others, key=self._total_s)
-        if self._total_s(best) < current_s * self.remaining:
+        best = min(filter(self._may_be_better, others), key=self._total_s, default=None)
+        if best is not None and self._total_s(best) < current_s * self.remaining:
             return self._next(best, others, fitted.problem, is_first=is_first)
         if (fewer := self._on_fewer_slots(others)) is not None:
             return self._next(fewer, others, fitted.problem, is_first=is_first)
         code, why = self._none_pays(min(others, key=lambda other: other.worth_s), fitted.problem)
         return Stay(code, why, considered=last, again_at=again_at)
+
+    def _may_be_better(self, other: Other) -> bool:
+        """What was in force before has to be surely better, by its own steps, as it would have to be to be taken back:
+        of two plans as good as each other now this one and now that one has had the quicker steps. Not instead of a
+        probe, which is there to be measured only."""
+        if other.is_new or self.plan.reason.code is PlanReason.PROBE:
+            return True
+        before = steps_of(self.newest_of(other.plan.revision))
+        return slower(self.now, before.scaled_to(other.worth_s), by=WORSE)
 
     def _on_fewer_slots(self, others: Sequence[Other]) -> Other | None:
         """Whose pods are fewer and whose steps are as long: the gain that they were made for is gone. It saves slots

@@ -46,12 +46,14 @@ class PlanRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All that a decision rests on. `considered`: the last step of which it is known that nothing better was found."""
+    """All that a decision rests on. `considered`: the last step when all candidates were looked at and nothing better
+    was found; `settled`: the revision that was in force then."""
 
     job: RLJobSpec
     plans: tuple[PlanRecord, ...]
     profiles: tuple[Profile, ...]
     considered: int = 0
+    settled: int = 0
     highest: int = 0
     """The highest revision that any plan of the name has, those included that cannot be read."""
     now: float = 0.0
@@ -104,8 +106,9 @@ class Known:
 
     @property
     def is_settled(self) -> bool:
-        """All candidates were looked at since it is in force."""
-        return bool(self.own) and self.case.considered >= self.own[0].first_step
+        """All candidates were looked at since it is in force. Not by the numbers of steps: a job may go back behind
+        them, and the plan's first reports are forgotten."""
+        return self.case.settled == self.plan.revision
 
     @property
     def wanted_steps(self) -> int:

@@ -5,11 +5,11 @@ import contextlib
 import time
 
 from rlinf_api import names
-from rlinf_api.errors import ClusterBusy, RLinfError
+from rlinf_api.errors import ClusterBusy, DeadlineExceeded, RLinfError
 from rlinf_api.plan import JobRef, RLPlanSpec
 from rlinf_scheduler import jobs
 from rlinf_scheduler.jobs import Jobs, case_of, plan_manifest
-from rlinf_scheduler.replan.decide import Stay
+from rlinf_scheduler.replan.decide import NextPlan, Stay
 from rlinf_scheduler.replan.known import Case
 from rlinf_scheduler.service import Planning
 from rljob.local.store import MemoryStore
@@ -218,6 +218,49 @@ async def test_all_candidates_are_looked_at_again_after_an_edit_and_when_there_m
     await site.steps(5, 6)
     assert [case.again for case in cases] == [False, False, True, False, True, False]
     assert time.time() - 10 < cases[-1].now <= time.time(), "pools without nodes wait by it"
+
+
+async def test_an_edit_whose_plan_could_not_be_written_is_looked_at_again_with_the_next_report(monkeypatch):
+    site, cases = await Site.made(), list[Case]()
+    other = (await site.plan(1)).model_copy(update={"revision": 2})
+
+    def noted(case):
+        cases.append(case)
+        return NextPlan(other) if case.again else Stay("Best", "none is better", considered=1)
+
+    monkeypatch.setattr(jobs, "decide", noted)
+    await site.steps(1, 1)
+    await site.store.patch("RLJob", "drawn-14", patch={"spec": {"flow": {"steps": 61}}}, namespace="default")
+    create, tries = site.store.create, []
+
+    async def once_in_vain(manifest):
+        tries.append(manifest["metadata"]["name"])
+        if len(tries) == 1:
+            raise DeadlineExceeded("a create", timeout_s=1.0)
+        return await create(manifest)
+
+    monkeypatch.setattr(site.store, "create", once_in_vain)
+    await site.steps(2, 4)
+    assert [case.again for case in cases] == [False, True, True, False]
+    assert site.decisions == ["Best", "Unread", "Initial", "Best"]
+    assert tries == ["drawn-14-p2"] * 2
+
+
+async def test_what_was_decided_on_one_plan_is_told_of_it_though_a_report_of_the_next_has_come_meanwhile(monkeypatch):
+    site = await Site.made()
+    first = await site.plan(1)
+    second = first.model_copy(update={"revision": 2})
+    await site.store.create(plan_manifest(second, namespace="default"))
+
+    def slow(case):
+        site.jobs.add(site.world.profile(second, site.world.truth, [5.2], last=2), namespace="default")
+        return Stay("Unfit", "no cost of role env")
+
+    monkeypatch.setattr(jobs, "decide", slow)
+    await site.steps(1, 1)
+    said = {n: (await site.store.get("RLPlan", f"drawn-14-p{n}"))["metadata"].get("annotations", {}) for n in (1, 2)}
+    assert said[1] == {names.ANNOTATION_STAYS: "Unfit: no cost of role env"}
+    assert names.ANNOTATION_STAYS not in said[2]
 
 
 async def test_a_revision_that_somebody_took_meanwhile_is_left_to_them():

@@ -71,10 +71,10 @@ def test_the_report_in_which_a_plan_warmed_up_does_not_count_and_the_newest_make
 def test_steps_are_all_of_a_plan_until_it_is_settled_and_then_the_newest():
     reports = (report(1), report(4, steps=3), report(9, steps=5))
     assert not known(*reports).is_settled
-    assert not known(*reports, considered=1).is_settled
-    assert known(*reports, considered=2).is_settled
-    assert known(*reports, considered=1).now.mean == pytest.approx((3 * 4.0 + 5 * 9.0) / 8)
-    assert known(*reports, considered=2).now.mean == pytest.approx(9.0)
+    assert not known(*reports, considered=9, settled=2).is_settled, "another revision was looked at"
+    assert known(*reports, considered=2, settled=1).is_settled
+    assert known(*reports, considered=9, settled=2).now.mean == pytest.approx((3 * 4.0 + 5 * 9.0) / 8)
+    assert known(*reports, considered=2, settled=1).now.mean == pytest.approx(9.0)
 
 
 def test_what_is_left_of_a_job_and_how_many_steps_and_which_revision_come_next():

@@ -7,10 +7,11 @@ import pytest
 
 from rlinf_api import declared, plan_rules
 from rlinf_api.job import PlacementMode, PlacementSpec
-from rlinf_api.plan import Capacity, ChannelPlan, PlanReason, PoolPlan, WorkerMemory
+from rlinf_api.plan import BasedOn, Capacity, ChannelPlan, PlanReason, PlanReasonModel, PoolPlan, WorkerMemory
 from rlinf_api.profile import Batch, Move, Number
 from rlinf_scheduler.planner import search
 from rlinf_scheduler.planner import spec as plan_spec
+from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, decide
@@ -443,12 +444,73 @@ def test_a_plan_under_which_workers_die_of_memory_is_taken_back_without_a_step_o
     assert isinstance(decided(job, killed=(revision, {"rollout": 3})), Stay), "it is on its way back"
 
 
+def test_a_plan_that_was_taken_back_for_memory_is_not_taken_back_again_by_its_last_report():
+    """The driver tells what is left of it as its successor is in force already."""
+    job = world("drawn-14")
+    job.run(6)
+    bad, before = job.plans[-1], job.plans[-2]
+    back = before.model_copy(update={"revision": bad.revision + 1})
+    records = (
+        *(PlanRecord(spec=plan, was_in_force=True) for plan in job.plans),
+        PlanRecord(spec=back, was_in_force=True, is_in_force=True),
+    )
+    late = job.profile(bad, job.truth, [5.2], last=12)
+    killed = (bad.revision, {"rollout": 2})
+    found = decide(Case(job=job.job, plans=records, profiles=(*job.profiles, late), killed=killed))
+    assert isinstance(found, Stay), found
+    assert found.code == "Pending"
+
+
 def test_a_plan_that_was_judged_is_not_taken_back_for_memory():
     job = world("drawn-14")
     job.run()
     revision = job.plans[-1].revision
-    found = decided(job, killed=(revision, {"rollout": 9}), considered=job.profiles[-1].last_step)
+    found = decided(job, killed=(revision, {"rollout": 9}), settled=revision)
     assert isinstance(found, Stay)
+
+
+def test_a_plan_is_judged_in_a_job_that_has_gone_back_behind_the_step_at_which_another_was():
+    """A whole job was lost at step 58, and goes on from 40: its next plan takes longer than the one before."""
+    job = world("drawn-14", noise=0.0)
+    job.run(3)
+    first = job.plans[0]
+    bad = job.plans[1].model_copy(update={
+        "revision": 4, "reason": PlanReasonModel(code=PlanReason.CAPACITY_CHANGED), "based_on": BasedOn(revision=1),
+    })  # fmt: skip
+    slow, quick = (
+        [job.profile(plan, job.truth, [seconds] * 5, last=last) for last in steps]
+        for plan, seconds, steps in ((bad, 9.0, (52, 57)), (first, 5.0, (50, 55, 45)))
+    )
+    case = Case(
+        job=job.job.model_copy(update={"flow": job.job.flow.model_copy(update={"steps": 1000})}),
+        plans=(PlanRecord(spec=first, was_in_force=True), PlanRecord(spec=bad, was_in_force=True, is_in_force=True)),
+        profiles=(*job.profiles, *quick, *slow), considered=58, settled=1,
+    )  # fmt: skip
+    found = decide(case)
+    assert isinstance(found, NextPlan), found
+    assert found.plan.reason.code is PlanReason.ROLLED_BACK
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.25])
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_that_are_as_good_as_each_other_do_not_take_turns(monkeypatch, seed, noise):
+    """Quick steps, and much noise in them: whichever of two plans had the luckier steps is no reason to change."""
+
+    def as_long_as_each_other(plan):
+        return 0.1 / (1e-3 * simulate(job.truth, plan_spec.read(job.truth, plan, job.job)).period_ms)
+
+    monkeypatch.setattr(search, "plan", lambda problem, **_: Infeasible(reasons=()))
+    job = world("drawn-14", steps=400, seed=seed, noise=noise, slow=as_long_as_each_other)
+    job.run()
+    assert len(job.plans) <= 3, [plan.reason.message for plan in job.plans]
+
+
+def test_candidates_are_looked_at_once_though_the_reports_by_which_a_plan_was_judged_are_forgotten():
+    job = world("drawn-14", steps=400, most=20, interval=5, noise=0.02)
+    job.run()
+    looks = [step for step, decision in job.decisions if isinstance(decision, Stay) and decision.considered]
+    assert len(job.profiles) > 3 * job.most
+    assert len(looks) == 1, looks
 
 
 def test_a_plan_is_taken_back_only_where_that_pays_over_the_steps_that_are_left():
