@@ -262,10 +262,10 @@ PAUSES_AND_ENDS: Final = (
 EDITS: Final = (
     Scenario(
         name="more-steps-and-another-cadence-without-a-restart",
-        jobs=(job(steps=12),),
+        jobs=(job(steps=30),),
         acts=(
             at_step(3, edit(flow={"steps": 40}, checkpoint={"everySteps": 3, "keep": 1})),
-            at_step(15, kept("b0-15")),
+            at_step(15, kept("b0-15", "b0-21", "b0-27", "b0-33")),  # of the first cadence none of them would be
             at_step(15, GO),
         ),
         until=finished,
@@ -274,7 +274,7 @@ EDITS: Final = (
     Scenario(
         name="fewer-steps-than-are-done-end-it-behind-the-open-one",
         jobs=(job(),),
-        acts=(at_step(5, edit(flow={"steps": 3})), once("Complete=True", ended_by(12))),
+        acts=(at_step(5, edit(flow={"steps": 3})), once("Complete=True", ended_by(39))),
         until=finished,
         expected={"a": completes(*STARTED, step=None)},
     ),
