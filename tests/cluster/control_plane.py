@@ -40,6 +40,8 @@ PLURALS = ("rljobs", "rlplans", "rlprofiles", "rlruntimes")  # what has a CRD of
 Manifest = dict[str, Any]
 START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
+BEGUN_S = 240.0
+"""From apply to a job's first step, or its pods' next one: 6 s on an idle machine, forty times that on a busy one."""
 LOWEST_PORT = 20_000
 MAX_LOGS = 6  # pods whose last words a failed test shows
 

@@ -22,7 +22,7 @@ from tests.builders import plan_of, ppo_job
 from tests.cluster import chart, growing, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
-from tests.cluster.control_plane import cartpole
+from tests.cluster.control_plane import BEGUN_S, cartpole
 from tests.cluster.pods import create, phase, pod, wait_ready
 from tools import workloads
 from tools.chart import images, rendering
@@ -385,9 +385,9 @@ def status(cluster: Cluster, namespace: str) -> dict[str, Any]:
 def test_the_example_of_a_user_completes_under_all_of_that(cluster: Cluster, namespace: str, claim: str):
     """Pod Security restricted everywhere, policies enforced, and bob is no administrator."""
     apply_as(cluster, namespace, "bob", cartpole(claim=claim))
-    words = ("wait", "--for=condition=Complete", "rljob/cartpole", "--timeout=120s", "--as", "bob")
+    words = ("wait", "--for=condition=Complete", "rljob/cartpole", f"--timeout={BEGUN_S:g}s", "--as", "bob")
     try:
-        cluster.kubectl("-n", namespace, *words, timeout_s=130)
+        cluster.kubectl("-n", namespace, *words, timeout_s=BEGUN_S + 10)
     except CommandFailed as error:
         told = cluster.kubectl("-n", namespace, "describe", "rljob,pods")
         raise AssertionError(f"{error}\n{told[-4000:]}") from error
@@ -541,7 +541,7 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
 def test_strangers_reach_neither_driver_nor_workers_of_a_job(release: Release, namespace: str, claim: str):
     cluster = release.cluster
     apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
-    until(lambda: (status(cluster, namespace).get("step") or 0) >= 1, what="a first step", timeout_s=240)
+    until(lambda: (status(cluster, namespace).get("step") or 0) >= 1, what="a first step", timeout_s=BEGUN_S)
     uid = cluster.api.get(f"/apis/{names.API_VERSION}/namespaces/{namespace}/rljobs/cartpole")["metadata"]["uid"]
     found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     ips = {p["metadata"]["labels"][names.LABEL_COMPONENT]: p["status"]["podIP"] for p in found}
@@ -591,7 +591,7 @@ def test_an_upgrade_of_the_operator_and_the_way_back_restart_no_pod_of_a_running
         return int(status(cluster, namespace).get("step") or 0)
 
     apply_as(cluster, namespace, "bob", cartpole(claim=claim, steps=100_000))
-    until(lambda: step() >= 1, what="a first step", timeout_s=240)
+    until(lambda: step() >= 1, what="a first step", timeout_s=BEGUN_S)
 
     def changed() -> str:
         return str(release.get("deployment/rlinf-operator-operator")["metadata"]["labels"].get("changed"))

@@ -17,13 +17,13 @@ from rlinf_operator.clients import kube
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.metrics import Metrics
 from tests.cluster import pods
-from tests.cluster.control_plane import ControlPlane, cartpole, is_complete, pods_of, refused_calls
+from tests.cluster.control_plane import BEGUN_S, ControlPlane, cartpole, is_complete, pods_of, refused_calls
 from tests.cluster.kueues import said
 from tools.chart import rendering
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 MINE = {"rlinf.io/job": "cartpole"}
 OWNER = [{"apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "name": "cartpole", "uid": "none"}]
 SMALL = {"numEnvs": 2, "slices": 1, "horizon": 8, "epochs": 1, "minibatches": 1}
@@ -97,7 +97,7 @@ async def test_the_operators_account_writes_nothing_of_strangers_and_still_runs_
         job = cartpole(claim=claim, steps=2)
         job["spec"]["flow"]["config"] |= SMALL
         plane.apply(namespace, job)
-        plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=90)
+        plane.until(namespace, "cartpole", is_complete, what="Complete", timeout_s=BEGUN_S)
         until(lambda: workers(plane, namespace) == [], what="its workers to go", timeout_s=30)
         assert refused_calls(plane.operator) == []
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, cartpole, pods_of, refused_calls
+from tests.cluster.control_plane import BEGUN_S, ControlPlane, cartpole, pods_of, refused_calls
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 LABEL = "rlinf"
 
 
@@ -23,7 +23,10 @@ def test_jobs_of_a_namespace_are_run_from_its_label_on_and_let_alone_without_it(
         assert "status" not in plane.job(namespace, "cartpole")
 
         cluster.kubectl("label", "namespace", namespace, f"{LABEL}=yes", "--overwrite")
-        plane.until(namespace, "cartpole", lambda job: (job.get("status") or {}).get("step", 0) > 1, what="steps")
+        plane.until(
+            namespace, "cartpole", lambda job: (job.get("status") or {}).get("step", 0) > 1, what="steps",
+            timeout_s=BEGUN_S,
+        )  # fmt: skip
 
         cluster.kubectl("label", "namespace", namespace, f"{LABEL}-")
         (driver,) = pods_of(plane, namespace, "driver")
