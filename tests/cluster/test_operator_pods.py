@@ -36,6 +36,9 @@ COMPLETE_S = 120
 """From a pod's start, or of STEPS steps that take no time: 10 s on an idle machine, ten times that when busy."""
 DRAIN_S = 60
 """What the product promises of `kubectl drain`: a pod has 30 s of grace, and works on for 17 of them at most."""
+WORKER_GRACE_S = 45
+"""Of a worker pod: it works on for 32 s at most, by when its successor's agent, 3 s on an idle machine, has said hello.
+As much as a node that is drained in DRAIN_S may wait for."""
 NAMED_S = 30
 """Until a condition says why a pod does not start: the kubelet's first pull fails within 2 s, the scheduler's first
 try at once; a status write follows within a second. Ten times that when busy."""
@@ -96,6 +99,7 @@ def test_a_drained_node_is_empty_within_a_minute_and_the_job_completes(
     plane: ControlPlane, cluster: Cluster, namespace: str, paced: Paced, component: str
 ):
     manifest = paced.job(checkpoint={"uri": paced.checkpoints, "everySteps": 1000})
+    manifest["spec"]["pools"][0]["template"]["spec"]["terminationGracePeriodSeconds"] = WORKER_GRACE_S
     driver, worker = started(plane, namespace, away_from_the_driver(manifest))
     node = (driver if component == "driver" else worker)["spec"]["nodeName"]
     apart = driver["spec"]["nodeName"] != worker["spec"]["nodeName"]
