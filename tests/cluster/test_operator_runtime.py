@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, is_stepping, refused_calls
+from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, is_stepping, pods_of, refused_calls
 from tests.cluster.kueues import said
 from tests.cluster.paced import Paced
 from tools.testcluster.cluster import Cluster
@@ -28,7 +28,7 @@ def runtime(name: str, which: str, **spec: object) -> Manifest:
 
 
 def worker(plane: ControlPlane, namespace: str) -> Manifest:
-    (found,) = [p for p in plane.pods(namespace) if p["metadata"]["labels"].get("rlinf.io/component") == "worker"]
+    (found,) = pods_of(plane, namespace, "worker")
     return found
 
 
@@ -82,10 +82,10 @@ def test_a_job_waits_for_its_runtime_and_keeps_what_it_began_with(
             cluster.kubectl(
                 "-n", namespace, "patch", "rljob", "cartpole", "--type=merge", "-p", '{"spec":{"suspend":false}}'
             )
-            plane.until(namespace, "cartpole", lambda _: plane.pods(namespace), what="pods again")
             until(
-                lambda: which(worker(plane, namespace)) == "two", what="a worker of the changed runtime", timeout_s=60
-            )
+                lambda: [which(pod) for pod in pods_of(plane, namespace, "worker")] == ["two"],
+                what="a worker of the changed runtime", timeout_s=120,
+            )  # fmt: skip
             assert refused_calls(plane.operator) == []
         finally:
             cluster.kubectl("delete", "rlruntime", name, "--ignore-not-found")
