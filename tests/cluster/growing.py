@@ -10,6 +10,8 @@ from tests.cluster import worker_image
 
 NAME: Final = "grows"
 UNIT_MS, ITEMS, SLOTS_PER_POD = 100.0, 16, 2
+STEPS: Final = 50_000
+"""A change of the plan has to pay over the steps that are left, shrinking too: an hour of them, however late it is."""
 DRIFT_STEP: Final = 200
 """Of the first plan's steps 160 s, of the second one's 80: until then the second pod is at work, also where one starts
 in 40 s, what ten of its steps took is written, and the pod's successor is there."""
@@ -41,7 +43,7 @@ def manifest(claim: str) -> dict[str, Any]:
         "metadata": {"name": NAME},
         "spec": {
             "seed": 1,
-            "flow": {"name": "synthetic", "steps": 5000, "config": config},
+            "flow": {"name": "synthetic", "steps": STEPS, "config": config},
             "roles": [
                 {"name": "gen", "kind": "synthetic", "workers": {"min": 1, "max": 4}, "config": generator},
                 {"name": "train", "kind": "synthetic", "config": trainer},

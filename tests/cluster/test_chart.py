@@ -19,7 +19,7 @@ from rlinf_api import job, names
 from rlinf_api.profile import RLProfileSpec, key_of
 from rlinf_operator import access
 from tests.builders import plan_of, ppo_job
-from tests.cluster import chart, growing, worker_image
+from tests.cluster import bars, chart, growing, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
 from tests.cluster.control_plane import BEGUN_S, cartpole
@@ -486,9 +486,10 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
     def measured(plan: str) -> dict[str, Any]:
         return dict((plans()[plan].get("status") or {}).get("measured", {"steps": 0}))
 
-    def wait(holds: Callable[[], object], what: str, timeout_s: float = 120) -> None:
+    def wait(holds: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
+        """What it saw."""
         try:
-            until(lambda: bool(holds()), what=what, timeout_s=timeout_s, every_s=0.2)
+            return until(holds, what=what, timeout_s=timeout_s, every_s=0.2)
         except Exception as error:
             told = [
                 cluster.api.get(job).get("status"),
@@ -496,6 +497,7 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
             ]
             raise AssertionError(f"{error}\n{yaml.safe_dump(told)}") from error
 
+    began = bars.look()
     apply_as(cluster, namespace, "bob", growing.manifest(claim))
     wait(lambda: len(workers()) == 2, "its first pods")
     before = workers()
@@ -511,17 +513,15 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
         plan = in_force()
         return plan if plan is not None and measured(plan["metadata"]["name"])["steps"] >= 10 else None
 
-    wait(took_ten_steps, "what ten steps of a plan took")
-    grown = took_ten_steps()
-    assert grown is not None
+    grown = wait(took_ten_steps, "what ten steps of a plan took")
     assert growing.generators(grown) == 4
     assert grown["spec"]["reason"]["code"] == "Profiled", grown["spec"]["reason"]
     assert {name: uid for name, uid in workers().items() if name in before} == before, "who stays is not touched"
     promised_s = grown["spec"]["predicted"]["periodSeconds"]
-    assert growing.ideal_s(2) <= promised_s < 1.4 * growing.ideal_s(2)
+    assert growing.ideal_s(2) <= promised_s < bars.by_load(1.4 * growing.ideal_s(2), since=began)
     name = grown["metadata"]["name"]
     print(f"promised {promised_s:.3f} s, took {measured(name)}")
-    assert measured(name)["periodSeconds"] < 0.8 * growing.ideal_s(1)
+    assert measured(name)["periodSeconds"] < bars.by_load(0.8 * growing.ideal_s(1), since=began)
 
     kill(new, of=namespace)
     wait(lambda: len(workers()) == 3 and new not in workers(), "its successor")
