@@ -33,9 +33,9 @@ pytestmark = [
 ]
 LIMIT_S = 120.0
 QUICK = {"agent_replaced_after_s": 2}
-RUN_S = 20.0
+RUN_S = 45.0
 """How long a pod must have run: longer than the next one, whose place is still called silent, takes to its hello."""
-REPLACED_S = 60.0
+REPLACED_S = 120.0
 """By then the pod has run long enough. An agent is called dead after 4 s, named 2 s later, and has 1 s to end."""
 
 
