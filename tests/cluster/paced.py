@@ -23,8 +23,8 @@ from tests.conformance.world import CODE, ENVS_FILE, ENVS_MOUNT, MOUNT
 from tools.testcluster.cluster import Cluster
 
 STEPS = 100
-"""80 s at least until `go`, 16 steps of an environment for each: longer than the deadlines of what happens meanwhile,
-also when a recovery has begun at the first step again."""
+"""80 s at least until `go`, 16 steps of an environment for each: longer than what happens while they are made takes,
+also when a recovery has begun at the first step again. A worker that is away makes none."""
 SMALL = {"numEnvs": 2, "slices": 1, "horizon": 8, "epochs": 1, "minibatches": 1}
 CHECKPOINTS = "checkpoints"
 """A folder of MOUNT that pods may write to."""

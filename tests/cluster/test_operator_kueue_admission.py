@@ -29,7 +29,7 @@ from tests.cluster.control_plane import (
     refused_calls,
 )
 from tests.cluster.kueues import LABEL, local_queue, said, workload
-from tests.cluster.paced import Paced
+from tests.cluster.paced import STEPS, Paced
 from tools.testcluster import binaries, extras
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.layout import Options
@@ -38,11 +38,12 @@ from tools.testcluster.waiting import until
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow("jobs start their pods twice, and one waits until Kueue takes its admission back"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 LIMIT_S = 120.0
-READY_S = 40
-"""Of waitForPodsReady: a start of pods takes five seconds, and some more on busy cores."""
+READY_S = 90
+"""Of waitForPodsReady: a start of pods takes five seconds, and many more on busy cores. A start that is cut short by it
+makes a life more than the test knows of."""
 PATIENT = {
     "waitForPodsReady": {
         "timeout": f"{READY_S}s", "recoveryTimeout": "5s", "requeuingStrategy": {"backoffBaseSeconds": 1},
@@ -274,7 +275,8 @@ def test_kueue_takes_back_what_finds_no_nodes_and_leaves_what_is_ready(
 ):
     local_queue(cluster, namespace, "roomy")
     with kueue_with(cluster, PATIENT):
-        plane.apply(namespace, in_queue(paced.job(), "roomy", name="ready"))
+        # At work for as long as the other has its lives.
+        plane.apply(namespace, in_queue(paced.job(steps=4 * STEPS), "roomy", name="ready"))
         plane.until(namespace, "ready", is_stepping, what="steps of the first", timeout_s=LIMIT_S)
         until_told(cluster, namespace, "ready", "True", "Started")
 
