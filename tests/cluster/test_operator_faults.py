@@ -80,7 +80,7 @@ def test_a_job_completes_although(
         for rule in rules:
             if not rule.watch:
                 proxy.add(rule)
-        plane.apply(namespace, cartpole(claim=claim, steps=STEPS))
+        plane.apply(namespace, cartpole(claim=claim, steps=STEPS, placement={"profileSteps": 0}))
         job = plane.until(namespace, "cartpole", is_complete, what=f"Complete although {storm}", timeout_s=150)
         # Worker pods are deleted after the status was written that says Complete.
         until(lambda: all(rule.used for rule in rules), what=f"each fault of {storm} to come", timeout_s=30)

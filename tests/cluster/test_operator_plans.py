@@ -40,6 +40,7 @@ def elastic(claim: str) -> Manifest:
             {"name": "sim", "roles": ["env"], "pods": {"min": 1, "max": 2}, "slots": slots, "template": template},
             {"name": "train", "roles": ["rollout", "actor"], "pods": 1, "slots": slots, "template": template},
         ],
+        placement={"profileSteps": 0},  # no plan but those that the tests make the scheduler write
     )
     manifest["spec"]["flow"]["config"] |= {"slices": 4, "numEnvs": 8, "epochs": 1}
     return manifest
@@ -96,8 +97,16 @@ def message(job: Manifest, kind: str) -> str:
 def driver_says(plane: ControlPlane, namespace: str, series: str) -> float:
     """From the driver's own /metrics: the operator may be dead."""
     (driver,) = [p for p in pods_of(plane, namespace, "driver") if p["status"].get("phase") == "Running"]
-    with urllib.request.urlopen(f"http://{driver['status']['podIP']}:7072/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+
+    def answer() -> str:
+        """Empty where it has no time just now."""
+        try:
+            with urllib.request.urlopen(f"http://{driver['status']['podIP']}:7072/metrics", timeout=5) as found:
+                return str(found.read().decode())
+        except OSError:
+            return ""
+
+    lines = until(answer, what="the metrics of the driver", timeout_s=30).splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{series} ")))
 
 
@@ -196,7 +205,6 @@ def test_bounds_lowered_and_a_plan_deleted_under_a_running_job_cost_no_pod_befor
     manifest = elastic(claim)
     env, sim = manifest["spec"]["roles"][0], manifest["spec"]["pools"][0]
     env["workers"], sim["pods"] = {"min": 2, "max": 4}, 2
-    manifest["spec"]["flow"]["steps"] = 100
     with ControlPlane(cluster, tmp_path) as plane:
         plane.apply(namespace, manifest)
         plane.until(
@@ -229,8 +237,11 @@ def test_bounds_lowered_and_a_plan_deleted_under_a_running_job_cost_no_pod_befor
         plane.until(namespace, "cartpole", is_under("cartpole-p3"), what="one like the deleted", timeout_s=LIMIT_S)
         assert workers(plane, namespace) == left
 
+        end = json.dumps({"spec": {"flow": {"steps": 1}}})  # behind the open step
+        cluster.kubectl("-n", namespace, "patch", "rljob", "cartpole", "--type", "merge", "-p", end)
         job = plane.until(namespace, "cartpole", is_complete, what="the end of the flow", timeout_s=2 * LIMIT_S)
-        assert (job["status"]["step"], job["status"]["restarts"]) == (100, [])
+        assert job["status"]["step"] >= 3
+        assert job["status"]["restarts"] == []
         assert job["status"]["plan"]["current"] == "cartpole-p3"
         assert of_plan(plane, namespace, "cartpole-p1") == {"Applied": "False", "Superseded": "True"}
         events = cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
