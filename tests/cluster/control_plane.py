@@ -42,6 +42,8 @@ START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
 BEGUN_S = 240.0
 """From apply to a job's first step, or its pods' next one: 6 s on an idle machine, forty times that on a busy one."""
+UNANSWERED = (0, 429, 500, 503, 504)
+"""An API server that has no time just now: whoever waits asks again."""
 LOWEST_PORT = 20_000
 MAX_LOGS = 6  # pods whose last words a failed test shows
 
@@ -119,12 +121,11 @@ class Process:
 
     def metric(self, line: str) -> float:
         """The value of the series that starts with `line`; 0 where it is not there."""
-        _, text = self.get("/metrics")
-        found = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line)]
+        found = [row.rpartition(" ")[2] for row in self.metrics().splitlines() if row.startswith(line)]
         return sum(map(float, found))
 
     def metrics(self) -> str:
-        """All of them, for tests that look for what must not be there: no answer is none."""
+        """All of them, of a process that runs: tests look for what must not be there, and no answer says nothing."""
 
         def answer() -> str:
             status, text = self.get("/metrics")
@@ -220,8 +221,13 @@ class ControlPlane:
         seen: list[Manifest] = []
 
         def look() -> bool:
-            seen[:] = [self.job(namespace, name)]
-            return bool(holds(seen[0]))
+            try:
+                seen[:] = [self.job(namespace, name)]
+                return bool(holds(seen[0]))
+            except ApiError as error:
+                if error.status not in UNANSWERED:
+                    raise
+                return False
 
         try:
             until(look, what=what, timeout_s=timeout_s, every_s=0.2)
