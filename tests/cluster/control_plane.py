@@ -30,6 +30,7 @@ from typing import Any, Self
 import yaml
 
 from rlinf_operator import access
+from rlinf_operator.process import ProcessSettings
 from tests.cluster import worker_image
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
@@ -42,6 +43,11 @@ START_S, STOP_S = 60.0, 18.0
 """A start is mostly Python's imports, 2 s on an idle machine; a stop has the grace period that the chart gives it."""
 BEGUN_S = 240.0
 """From apply to a job's first step, or its pods' next one: 6 s on an idle machine, forty times that on a busy one."""
+LEASE = {"lease_s": "60", "lease_renew_deadline_s": "40"}
+"""A leader that cannot renew ends itself, and nobody starts it again as a kubelet would: where etcd stands still for
+10 s, as it may on a busy disk, that is not what a test is about."""
+PRODUCTION_LEASE = {name: f"{getattr(ProcessSettings(), name):g}" for name in LEASE}
+"""For what is about who leads, and how soon the next one does."""
 UNANSWERED = (0, 429, 500, 503, 504)
 """An API server that has no time just now: whoever waits asks again."""
 LOWEST_PORT = 20_000
@@ -284,6 +290,7 @@ class ControlPlane:
             "worker_image": worker_image.NAME, "driver_image": worker_image.NAME,
             "watch_namespaces": ",".join(self._namespaces),
             "progress_interval_s": "1",  # tests look at the step to know where a job is
+            **LEASE,
             **self._settings,
         }  # fmt: skip
         return os.environ | {f"RLINF_OPERATOR_{key.upper()}": value for key, value in settings.items()}

