@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.local import LocalBackend
 from tests.conformance.parts import job
 
-STEPS = 30
+STEPS = 60  # more than are made in the time that the pod has to leave: until `go` a step takes 0.4 s
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -21,6 +21,10 @@ pytestmark = pytest.mark.timeout(60)
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     [path] = folder.rglob(f"{name}.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events(folder: Path) -> dict[str, str]:
+    return {line["event"]: line["message"] for line in lines(folder, "events")}
 
 
 async def step(world) -> int:
@@ -40,6 +44,7 @@ async def test_a_pod_that_is_deleted_hands_its_work_over_and_no_step_is_made_aga
         await world.apply(job(steps=STEPS, checkpoint={"everySteps": 1000}))
         await world.until(lambda: _reaches(world, 3), what="step 3")
         await world.delete_pod("a", "worker", pool="cpu")
+        await world.until(lambda: "pod-lost" in events(tmp_path), what="the hand-over")
         world.touch("go")
         await world.until(lambda: is_complete(world), what="Complete")
         made = await world.job("a")
@@ -49,7 +54,7 @@ async def test_a_pod_that_is_deleted_hands_its_work_over_and_no_step_is_made_aga
         "each step once, without a checkpoint in turn"
     )
     assert {branch for branch, _ in committed} == {0, 1}
-    said = {line["event"]: line["message"] for line in lines(tmp_path, "events")}
+    said = events(tmp_path)
     assert said["leaving"].startswith("pod a-cpu-0-a1 is to end: it works on until its successor is there, for 17 s")
     assert said["pod-lost"] == "pod a-cpu-0-a1 has handed its work over to a-cpu-0-a2"
     assert [entry.split(" ")[1:3] for entry in made["status"]["restarts"]] == [["a-cpu-0-a1", "Infrastructure"]]
