@@ -153,8 +153,15 @@ def kill(part: str, *, held: bool = False) -> Do:
     return do
 
 
-def delete_pod(component: str, *, pool: str = "") -> Do:
-    return lambda world: world.delete_pod("a", component, pool=pool)
+def delete_pod(component: str, *, pool: str = "", held: bool = False) -> Do:
+    """`held`: as of `kill`."""
+
+    async def do(world: World) -> None:
+        if held:
+            world.touch("hold")
+        await world.delete_pod("a", component, pool=pool)
+
+    return do
 
 
 def edit(job: str = "a", **spec: Any) -> Do:

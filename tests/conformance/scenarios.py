@@ -331,14 +331,14 @@ FAILURES: Final = (
     ),
     interrupted(
         "an-agent-is-killed",
-        kill("agent"),
+        kill("agent", held=True),
         completes(
             *STARTED, *WORKERS_REPLACED, attempt=2, restarts=("a-cpu-0-a1 Program",), failure=" 137 Killed"
         ),
     ),
     interrupted(
         "a-worker-pod-is-deleted",
-        delete_pod("worker", pool="cpu"),
+        delete_pod("worker", pool="cpu", held=True),
         completes(
             *STARTED, *WORKERS_REPLACED, attempt=2, restarts=("a-cpu-0-a1 Infrastructure",),
             failure=" -1 Deleted",
