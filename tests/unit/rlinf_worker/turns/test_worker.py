@@ -443,13 +443,13 @@ async def test_a_role_with_an_open_span_is_not_idle_though_a_task_of_it_waits(be
 
 
 async def test_a_role_for_which_something_lies_there_is_not_idle_though_it_has_not_looked_yet():
-    bench = Bench(limits=Settings(turn_idle_s=0.2))
+    bench = Bench(limits=Settings(turn_idle_s=1.0))
     task, did = await working(bench)
     bench.order("yield")
     for _ in range(5):
         await asyncio.sleep(0)
     bench.items.append("a")  # its task is woken later than the clock of idleness
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.2)
     assert (bench.said[-1].standing, did) == ("holds", [])
     bench.news.notify()
     await bench.until("idle")
