@@ -167,6 +167,7 @@ async def test_a_meeting_is_bounded_and_names_who_did_not_come(tmp_path):
         ranks = Ranks(p)
         await ranks.roster(4)
         await ranks.formed(4)
+        await ranks.meet(0, 1, 2, place=(0, 1, 0))  # each has links to the others from here on
         for worker in p.workers.values():
             worker.host.meet_wait_s = 0.3
         came = ranks.meet(1, place=(2, 4, 0))
