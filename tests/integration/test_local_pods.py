@@ -148,8 +148,7 @@ async def test_volumes_are_folders_and_paths_of_the_pod_contract_lead_to_them(cl
     assert mode == "600"
     assert (tmp_path / "claims/data/checkpoints/f").read_text() == "kept\n"
     assert len(run) < 80, "unix sockets lie here and may have 107 bytes"
-    assert not Path(run).exists()
-    assert not Path(shm).exists()
+    await cluster.until_true(lambda: not Path(run).exists() and not Path(shm).exists(), what="removal of its folders")
 
 
 async def test_a_changed_secret_reaches_the_files_of_a_running_pod(cluster):
