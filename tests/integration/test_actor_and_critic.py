@@ -9,7 +9,7 @@ import yaml
 from tests.fakes.critic_job import PROMPTS, learnt
 from tests.rljob_runs import Run, own_job
 
-STEPS = 30
+STEPS = 60
 JOB = own_job(
     "tests.fakes.critic_job:flow",
     {
