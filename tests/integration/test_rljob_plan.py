@@ -63,7 +63,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def manifest(folder: Path) -> Path:
-    file = rljob_runs.manifest(folder / "job.yaml", roles=ROLES, pools=POOLS)
+    file = rljob_runs.manifest(folder / "job.yaml", roles=ROLES, pools=POOLS, placement={"profileSteps": 0})
     job = yaml.safe_load(file.read_text())
     job["spec"]["flow"]["config"] |= {"slices": SLICES, "numEnvs": 2 * SLICES}
     file.write_text(yaml.safe_dump(job))
