@@ -26,6 +26,7 @@ def job(path):
             {"name": "sim", "roles": ["env"], "pods": 2, "slots": {"perPod": 1, **slots}},
             {"name": "learn", "roles": ["rollout", "actor"], "pods": 1, "slots": {"perPod": 3, **slots}},
         ],
+        placement={"profileSteps": 0},
         failurePolicy={"maxRestarts": 10_000},
     )
 
@@ -37,6 +38,7 @@ def cycle():
         "apiVersion": "rlinf.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "cycle"},
         "spec": {
             "seed": 1,
+            "placement": {"profileSteps": 0},
             "flow": {"name": "synthetic", "steps": 100_000, "config": {
                 "items": ITEMS,
                 "edges": [{"from": "policy", "to": "train"}],
@@ -91,21 +93,28 @@ def goes_and_comes(run, worker, *, others):
     def rehomed():
         return [line for line in run.lines("events") if line["event"] == "rehomed" and line["worker"] == worker]
 
+    def is_back():
+        return rehomed()[-1]["message"].endswith("its own again")
+
     def kept_away(until):
         """Each further life of it ends as it begins, as in a place that lets nobody start."""
         if (part := run.part(worker)) is not None:
             part.kill()
         return until()
 
+    def gone_on():
+        """A life of it that was ready before it was ended was back, and is away again after a while."""
+        return len(run.lines("lineage")) > first + 5 and not is_back()
+
     run.kill(worker)
     run.until(lambda: kept_away(rehomed), what=f"others take over from {worker}")
     first = len(run.lines("lineage"))
-    run.until(lambda: kept_away(lambda: len(run.lines("lineage")) > first + 5), what="5 steps without it")
+    run.until(lambda: kept_away(gone_on), what="5 steps without it")
     without = run.lines("lineage")[-1]["step"]
     assert worked(run, worker, without - 2) == 0.0
     assert all(worked(run, other, without - 2) > 0.0 for other in others)
 
-    run.until(lambda: len(rehomed()) == 2, what=f"{worker} is back")
+    run.until(is_back, what=f"{worker} is back")
     back = run.lines("lineage")[-1]["step"]
     run.until_step(back + 5)
     assert worked(run, worker, back + 3) > 0.0, "it has its own again"
