@@ -1,6 +1,8 @@
 """Pools of a running job that grow and shrink by what was measured, what slots may cost, and who stays on theirs."""
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,8 +10,8 @@ from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.candidate import shape
 from rlinf_scheduler.planner.problem import InRounds
 from rlinf_scheduler.planner.search import Found, plan
-from rlinf_scheduler.replan.decide import Stay
-from rlinf_scheduler.replan.known import MOST_NO_NODE_S, NO_NODE_S
+from rlinf_scheduler.replan.decide import Stay, _Decision
+from rlinf_scheduler.replan.known import MOST_NO_NODE_S, NO_NODE_S, Case, PlanRecord
 from tools.prove.world import World
 from tools.workloads import entries
 
@@ -109,6 +111,27 @@ def test_where_several_plans_give_pods_back_one_is_chosen():
     job.run(150)
     assert pods(job)[-2:] == [(2,), (1,)]
     assert "on 2 slots instead of 4" in job.plans[-1].reason.message
+
+
+def test_of_plans_that_give_pods_back_fewer_slots_come_before_quicker_steps():
+    job = shrinking(pods=3)
+    job.run(90)
+    records = tuple(PlanRecord(spec=p) for p in job.plans)
+    decision = _Decision(Case(job=job.job, plans=records, profiles=tuple(job.profiles), settled=job.plans[-1].revision))
+    now = decision.now.mean
+    paid = {"less": 4, "least": 2, "least and quicker": 2, "too slow": 1}
+    seconds = {"less": 0.9, "least": 1.01, "least and quicker": 1.0, "too slow": 1.03}
+    slots_of = {id(decision.plan): 6}
+    others = list[Any]()
+    for name, share in seconds.items():
+        plan = decision.plan.model_copy()
+        slots_of[id(plan)] = paid[name]
+        others.append(SimpleNamespace(plan=plan, seconds=share * now, change_s=0.2))
+    decision.__dict__["others"] = SimpleNamespace(paid=lambda plan: slots_of[id(plan)], rolled_back=set())
+    less, least, quicker, too_slow = others
+    assert decision._on_fewer_slots(others) is quicker
+    assert decision._on_fewer_slots([less, least]) is least
+    assert decision._on_fewer_slots([too_slow]) is None
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.9])
