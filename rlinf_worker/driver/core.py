@@ -94,8 +94,8 @@ class Driver:
         self.stalls = Stalls(job, self.exchange, self.workforce, self.commits, self.presence)
         self.profiles = ProfileBook(
             job,
-            losses=lambda: self.workforce.restarts,
-            is_away=lambda: bool(self.workforce.recoveries.under_way),
+            losses=lambda: self.workforce.restarts + self.presence.changes,
+            is_away=lambda: bool(self.workforce.recoveries.under_way or job.members.away),
         )
         self.commits.on_committed = self.profiles.committed
         self.workforce.on_killed = self.profiles.killed

@@ -27,6 +27,8 @@ class Presence:
         self._commits, self._gangs = commits, gangs
         self._after_s = job.settings.limits.rehome_after_s
         self._since: dict[WorkerId, float] = {}  # of workers that are not ready
+        self.changes = 0
+        """How often somebody has gone away or come back."""
 
     # --- who is away --------------------------------------------------------------------------------------------------
     def tick(self) -> None:
@@ -52,6 +54,7 @@ class Presence:
         job = self._job
         gone, back = sorted(away - job.members.away), sorted(job.members.away - away)
         job.members.away = away
+        self.changes += 1
         moved = self._exchange.stand_in(away)
         for worker in gone:
             text = f"worker {worker} has been away for {self._after_s:g} s: others of its role take over its work"

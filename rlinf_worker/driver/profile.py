@@ -388,7 +388,7 @@ class Killed:
 
 
 class ProfileBook:
-    """One per driver. `losses`: changes when somebody is lost; `is_away`: whether somebody is."""
+    """One per driver. `losses`: changes as somebody is lost, goes away or is back. `is_away`: whether somebody is."""
 
     def __init__(self, job: Job, *, losses: Callable[[], int], is_away: Callable[[], bool]) -> None:
         self._job, self._losses, self._is_away = job, losses, is_away

@@ -1,16 +1,20 @@
 """A worker that does not come back: its work goes to others of its role, and comes back to it when it does."""
 
+from collections.abc import Callable
+
 import pytest
 
 from rlinf_api import names
 from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
+from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
 from rlinf_worker.driver import status
 from rlinf_worker.driver.members import WorkerState
+from rlinf_worker.driver.steps import Committed
 from rlinf_worker.queues.units import UnitState
 from rlinf_worker.settings import Settings
-from tests.builders_driver import make_job
+from tests.builders_driver import Job, make_job
 from tests.fakes.driver_world import World
 from tests.unit.rlinf_worker.driver.test_whole_job import check
 
@@ -298,4 +302,69 @@ async def test_all_of_a_role_are_waited_for_where_nobody_can_stand_in():
     assert WorkerId("env/0") in world.driver.job.members.workers
     del world.agents[("sim", 0)].connect
     await world.run()
+    check(world)
+
+
+# --- what is measured meanwhile ---------------------------------------------------------------------------------------
+async def measured_without(world: World, worker: str, *, come: Callable[[], None]) -> None:
+    """Steps in which it was away, the one in which it comes back included, are in no profile; those behind them are."""
+    driver, wid = world.driver, WorkerId(worker)
+    committed = driver.commits.on_committed
+
+    def say(done: Committed) -> None:
+        committed(done)
+        for record in driver.job.members.workers.values():
+            if record.state is WorkerState.READY:
+                account = pb.Account(step=done.step, branch=done.version.branch, seconds={"compute": 0.5})
+                driver.on_worker_message(record.placed.id, pb.WorkerMessage(account=account))
+
+    driver.commits.on_committed = say
+    await world.run_until(lambda: wid in driver.job.members.away)
+    without = driver.job.ledger.committed
+    await world.run_until(lambda: driver.job.ledger.committed >= without + 4)
+    come()
+    while driver.job.members.away:
+        await world.pass_time(0.2)
+        for _ in range(5):
+            await world.step()
+    back = driver.job.ledger.committed
+    await world.run_until(lambda: driver.job.ledger.committed >= back + 4)
+    steps = [(told.first_step, told.last_step) for told in driver.profiles.reports if told.first_step > without]
+    assert steps
+    assert steps[0][0] > back + 1
+    await world.run()
+
+
+async def test_steps_without_a_worker_that_a_plan_has_added_are_not_measured_as_the_plans():
+    def of(revision: int, *, pods: int) -> Job:
+        return make_job(envs=3, slices=4, steps=40, every_steps=100, pods=pods, revision=revision, elastic=True)
+
+    world = World(of(1, pods=1))
+    await world.run_until(lambda: world.driver.job.ledger.committed >= 2)
+    world.pin(of(2, pods=2))  # env/2 leaves its pod for another, by the commit
+    await world.run_until(lambda: PLACE in world.agents)
+    agent, kept = world.agents[PLACE], list[agents_pb2.DriverMessage]()
+    obey = agent.obey
+
+    def keep(message: agents_pb2.DriverMessage) -> None:
+        (kept.append if message.instruction.HasField("start") else obey)(message)
+
+    def come() -> None:
+        agent.obey = obey  # type: ignore[method-assign]
+        for message in kept:
+            obey(message)
+
+    agent.obey = keep  # type: ignore[method-assign]
+    await measured_without(world, "env/2", come=come)
+    assert world.driver.job.revision == 2
+    assert world.driver.workforce.restarts == 0, "it was never lost"
+
+
+async def test_a_driver_that_comes_while_a_worker_is_away_measures_no_step_without_it():
+    world = Places(steps=40)
+    await world.until_step(2)
+    world.lose()
+    await world.until_step(4)
+    world.replace_driver()
+    await measured_without(world, "env/1", come=world.give_back)
     check(world)
