@@ -190,7 +190,9 @@ def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
     if left_s is not None and left_s <= 0:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return finish(draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
-    no_node_since = now - timedelta(seconds=settings.pods_ready_deadline_s)
+    # A driver at work says soon which plan is in force. One that is gone may need the nodes that a plan on its way has.
+    is_heard_soon = report is None and driver is not None and driver.at_work
+    no_node_since = None if is_heard_soon else now - timedelta(seconds=settings.pods_ready_deadline_s)
     choice = plans.choose(
         observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since, most=gate.most()
     )
@@ -451,6 +453,7 @@ def _wanted(draft: Draft, spec: RLJobSpec, choice: PlanChoice) -> Wanted:
         life=life,
         fresh=observed.is_fresh(life),
         earlier=earlier,
+        in_doubt=choice.in_doubt,
         max_restarts=spec.failure_policy.max_restarts,
         window_s=float(spec.failure_policy.reset_after_seconds),
         rules=tuple(spec.failure_policy.rules),

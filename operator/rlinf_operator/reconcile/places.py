@@ -46,6 +46,8 @@ class Wanted:
     """First pods of the job or of this life: what is missing was never there."""
     earlier: frozenset[PodPlace] = frozenset()
     """Places that the status has counted before: one of these without a pod has lost it."""
+    in_doubt: frozenset[str] = frozenset()
+    """Pods that ended and are left as they are, by name, until it is clear of which plan they are."""
     max_restarts: int
     window_s: float
     rules: tuple[FailureRule, ...] = ()
@@ -79,7 +81,7 @@ class Pods:
     ended: list[tuple[PodView, Verdict]] = field(default_factory=list)
     """Pods that ended since the last pass: they become events and the first failure."""
     waiting: list[PodPlace] = field(default_factory=list)
-    """Places whose next pod waits for its pause to pass."""
+    """Places whose next pod waits for its pause to pass, or for what the driver says of the one that ended."""
     ruled: list[Ruled] = field(default_factory=list)
     """What rules of failurePolicy say of pods since the last pass: they become events."""
     failed: JobFailure | None = None
@@ -111,6 +113,9 @@ def settle(observed: Observed, wanted: Wanted, *, now: datetime, settings: Opera
             )
     missing: list[PodPlace] = []
     for place, pods in by_place.items():
+        if pods and pods[0].name in wanted.in_doubt:
+            found.waiting.append(place)
+            continue
         dead, entries = _look_at(found, place, pods, wanted=wanted, entries=entries, now=now, settings=settings)
         if dead:
             missing.append(place)

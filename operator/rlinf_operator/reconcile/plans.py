@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -58,6 +58,9 @@ class PlanChoice:
     """The newest plan of the scheduler, which waits for the annotation of a person."""
     passed_over: tuple[PlanView, ...] = ()
     """Newest plans that cannot be used, each with its problem."""
+    in_doubt: frozenset[str] = frozenset()
+    """Pods that the plan on its way adds and that have ended, by name, while no driver says which plan is in force:
+    they are its trouble or the job's."""
     failed: PlanView | None = None
     """The plan that was on its way and cannot come into force, with its problem: to be written into its status."""
     failed_for: str = PREPARE_FAILED
@@ -99,8 +102,8 @@ def choose(
     most: Mapping[str, int] | None = None,
 ) -> PlanChoice:
     """`fresh`: no pod of this life was made yet, so that no plan can be in force. `no_node_since`: a pod that is as old
-    and has no node yet is taken to find none. `most`: pods per pool that the job's queue admitted; None: nobody counts
-    them."""
+    and has no node yet is taken to find none; None: none is so. `most`: pods per pool that the job's queue admitted;
+    None: nobody counts them."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec) or queueing.exceeds(_pods(plan), most)
@@ -140,11 +143,13 @@ def choose(
     if target is None or current is None or target.name == current.name:
         asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
         return replace(choice, request="CapacityChanged") if asks else choice
-    if why := _trouble(target, choice, observed, report):
+    ended = tuple(_ended(target, choice, observed))
+    is_heard = report is not None and report.plan_revision > 0  # the driver may be further than the status knows
+    if is_heard and (why := _trouble(target, choice, ended, report)):
         return replace(choice, failed=replace(target, problem=why))
     if no_node_since and (why := _homeless(target, choice, observed, since=no_node_since)):
         return replace(choice, failed=replace(target, problem=why), failed_for=str(Reason.UNSCHEDULABLE))
-    return replace(choice, pending=target)
+    return replace(choice, pending=target, in_doubt=frozenset(() if is_heard else (pod.name for pod in ended)))
 
 
 def _not_admitted(
@@ -272,17 +277,23 @@ def _was_in_force(plan: PlanView) -> bool:
     return conditions.find(plan.status.conditions, PlanCondition.APPLIED) is not None
 
 
-def _trouble(plan: PlanView, choice: PlanChoice, observed: Observed, report: DriverReport | None) -> str:
+def _trouble(plan: PlanView, choice: PlanChoice, ended: Iterable[PodView], report: DriverReport | None) -> str:
     """Why a plan on its way cannot come into force: the driver's word, or pods that only it needs and that end."""
     if choice.current is not None and plan.revision == choice.current.revision:
         return f"revision {plan.revision} is also that of {choice.current.name}, which is in force; give it another"
     if report is not None and report.plan_failed == plan.revision:
         return report.plan_message or "the driver could not prepare it"
+    for pod in ended:
+        return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
+    return ""
+
+
+def _ended(plan: PlanView, choice: PlanChoice, observed: Observed) -> Iterator[PodView]:
+    """Pods that only this plan needs and that ended by themselves."""
     for pod in _added(plan, choice, observed):
         by_itself = pod.phase == "Failed" and pod.exit_code not in (None, names.EXIT_STALE) and pod.deleted_at is None
         if by_itself and not (pod.pod_reason or pod.disruption):
-            return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
-    return ""
+            yield pod
 
 
 def _homeless(plan: PlanView, choice: PlanChoice, observed: Observed, *, since: datetime) -> str:

@@ -3,7 +3,10 @@
 import pytest
 
 from rlinf_api.conditions import Reason
+from rlinf_api.job import RLJobSpec
 from rlinf_api.report import DriverState
+from rlinf_operator.reconcile import plans
+from tests.builders import World
 from tests.builders_plans import job, name, pin, plan, plan_conditions, reason_of, running, store_statuses, told
 
 
@@ -77,6 +80,65 @@ def test_a_pod_that_only_the_next_plan_needs_costs_that_plan_and_not_the_job():
     world.step()
     assert not any(c.type == "Failed" for c in world.status.conditions)
     assert world.status.restarts == []
+
+
+@pytest.mark.parametrize("code", [1, 64])
+@pytest.mark.parametrize("heard", ["nothing", "a driver without a plan"])
+def test_who_has_not_heard_which_plan_is_in_force_fails_none_for_a_pod_that_ended(code, heard):
+    """An operator that begins: the driver may have put in force meanwhile what the status calls on its way."""
+    world = running(plan(2, pods=3))
+    pin(world, name(world, 2)).step()
+    world.all_ready()
+    (_, extra) = [pod for pod in world.pods if "-sim-1-" in pod or "-sim-2-" in pod]
+    world.exited(extra, code, words="no such image folder")
+    world.link = None
+    if heard != "nothing":
+        world.report(state=DriverState.WAITING, plan_revision=0)
+    for _ in range(2):
+        _, report = world.observed().driver_of(world.status.life)
+        choice = plans.choose(world.observed(), RLJobSpec.model_validate(world.manifest["spec"]), report)
+        assert choice.failed is None
+        assert choice.pending is not None
+        assert choice.pending.name == name(world, 2)
+        assert choice.pods()["sim"] == 3
+        decision = world.step()
+        assert (decision.plan_statuses, decision.delete_pods, decision.create_pods) == ((), (), ())
+        assert (world.status.restarts, extra in world.pods) == ([], True), "nor is it judged before that is clear"
+        assert not any(c.type == "Failed" for c in world.status.conditions)
+
+
+def test_a_pod_that_ended_before_the_driver_was_heard_is_judged_by_what_it_says():
+    def unheard() -> tuple[World, str]:
+        world = running(plan(2, pods=2))
+        pin(world, name(world, 2)).step()
+        (extra,) = [pod for pod in world.all_ready().pods if "-sim-1-" in pod]
+        world.exited(extra, 1).link = None
+        world.step()
+        return world, extra
+
+    world, extra = unheard()
+    world.report(state=DriverState.RUNNING, plan_revision=1)
+    assert "ended with exit code 1" in str(dict(world.decide().plan_statuses)[name(world, 2)])
+    world, extra = unheard()
+    world.report(state=DriverState.RUNNING, plan_revision=2, plan_switches=2)
+    world.step()
+    assert "Failed" not in plan_conditions(world, 2)
+    assert [entry.split()[1] for entry in world.status.restarts] == [extra], "a worker of the plan in force"
+
+
+@pytest.mark.parametrize("driver", ["is at work", "is gone"])
+def test_a_plan_whose_pod_finds_no_node_fails_without_a_report_only_where_no_driver_is_at_work(driver):
+    """It may hold the nodes that the driver's next pod needs."""
+    world = running(plan(2, pods=2, source="Scheduler", reason={"code": "Drift"}))
+    world.step()
+    (extra,) = [pod for pod in world.pods if "-sim-1-" in pod]
+    world.waiting(extra, unschedulable="0/3 nodes are available").later(world.settings.pods_ready_deadline_s + 1)
+    world.link = None
+    if driver == "is gone":
+        (pod,) = [pod for pod in world.pods if "driver" in pod]
+        world.vanished(pod)
+    found = plan_conditions(world, 2)
+    assert found == ({"Failed": ("True", "Unschedulable")} if driver == "is gone" else {})
 
 
 @pytest.mark.parametrize(
