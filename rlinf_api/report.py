@@ -99,6 +99,8 @@ class DriverReport:
     plan_preparing: int = 0
     plan_failed: int = 0
     """The revision whose preparation failed last."""
+    plan_failed_uid: str = ""
+    """The uid of its object, where Prepare named it: a person may write another of that revision."""
     plan_message: str = ""
     """Why it failed, or what the preparation waits for."""
     plan_pause_s: float = 0.0

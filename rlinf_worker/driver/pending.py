@@ -47,6 +47,7 @@ class Pending:
     changes: Changes
     number: int
     deadline: float
+    uid: str = ""  # of its object, where the operator named it
     finishing: bool = False  # an agent has seen its commit, by a driver before: it cannot be aborted
     boundary_at: float = 0.0  # since when it waits for the end of the step, or when that was
     phase: Phase = Phase.IDLE

@@ -236,7 +236,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
             plan = _read_plan(request.plan_json)
             placement = plan_rules.check(plan, job.spec, counts=False)
         except RLinfError as error:
-            return self._refused(request.revision, str(error))
+            return self._refused(request, str(error))
         if plan.revision != request.revision:
             return self._no(f"{what}: its plan says revision {plan.revision}")
         if not job.revision:
@@ -248,15 +248,15 @@ class JobServicer(job_pb2_grpc.JobServicer):
         if job.revision == request.revision:  # it has come into force meanwhile
             return job_pb2.PlanResponse(ok=True)
         if problem:
-            return self._refused(request.revision, problem)
-        problem = driver.settled(driver.switch.prepare(plan))
+            return self._refused(request, problem)
+        problem = driver.settled(driver.switch.prepare(plan, uid=request.plan_uid))
         return self._no(f"{what}: {problem}") if problem else job_pb2.PlanResponse(ok=True)
 
-    def _refused(self, revision: int, why: str) -> Any:
+    def _refused(self, request: Any, why: str) -> Any:
         """Also in the reports, so that whoever asked last is told what became of it."""
         if self._driver.job.revision:
-            self._driver.settled(self._driver.switch.refuse(revision, why))
-        return self._no(f"plan revision {revision}: {why}")
+            self._driver.settled(self._driver.switch.refuse(request.revision, why, uid=request.plan_uid))
+        return self._no(f"plan revision {request.revision}: {why}")
 
     def _no(self, message: str, *, why: str = "plan") -> Any:
         self._driver.job.sessions.refused[why] += 1

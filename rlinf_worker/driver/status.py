@@ -26,6 +26,7 @@ def report(driver: Driver) -> DriverReport:
         plan_preparing=driver.switch.preparing,
         plan_prepared=driver.switch.prepared,
         plan_failed=driver.switch.failed[0],
+        plan_failed_uid=driver.switch.failed_uid,
         plan_message=driver.switch.message,
         plan_pause_s=driver.switch.pause.seconds,
         plan_switches=driver.switch.number,

@@ -69,6 +69,7 @@ class Switch:
         self.plan: RLPlanSpec | None = None  # in force
         self.pending: Pending | None = None
         self.failed: tuple[int, str] = (0, "")  # revision, why
+        self.failed_uid = ""  # of its object, where the operator named it
         self.pause = SwitchPause(job, is_held=lambda: self.phase in HOLDING)
         self.count = 0  # switches of this driver, the first plan not counted
         self.workers = WorkerPlans(job, exchange)
@@ -137,8 +138,8 @@ class Switch:
         except RLinfError as error:
             raise InvalidManifest(f"plan revision {plan.revision} does not fit the flow: {error}") from error
 
-    def prepare(self, plan: RLPlanSpec, *, finishing: bool = False) -> str:
-        """Why it cannot be; empty: it is under way, or done. Told again, nothing changes."""
+    def prepare(self, plan: RLPlanSpec, *, uid: str = "", finishing: bool = False) -> str:
+        """Why it cannot be; empty: it is under way, or done. Told again, nothing changes. `uid`: of its object."""
         job, pending = self._job, self.pending
         if pending is not None and pending.plan.revision == plan.revision:
             return ""
@@ -155,12 +156,13 @@ class Switch:
             )
             turns.check(placement, job.topology, self._exchange.measured())
         except RLinfError as error:
-            return self.refuse(plan.revision, str(error))
-        self.failed = (0, "") if self.failed[0] == plan.revision else self.failed
+            return self.refuse(plan.revision, str(error), uid=uid)
+        if self.failed[0] == plan.revision:
+            self.failed, self.failed_uid = (0, ""), ""
         self._agents.begin()
         self.pending = Pending(
             plan=plan, placement=placement, changes=found, number=self.number + 1,
-            deadline=job.clock() + job.settings.prepare_timeout_s, finishing=finishing,
+            deadline=job.clock() + job.settings.prepare_timeout_s, uid=uid, finishing=finishing,
         )  # fmt: skip
         beside = [w for w in placement.workers if w.id in found.beside]
         job.members.prepare(beside, pods=found.new_pods)
@@ -169,8 +171,8 @@ class Switch:
         job.mark(Dirty.MEMBERS | Dirty.SHOWN)
         return ""
 
-    def refuse(self, revision: int, why: str) -> str:
-        self.failed = (revision, why)
+    def refuse(self, revision: int, why: str, *, uid: str = "") -> str:
+        self.failed, self.failed_uid = (revision, why), uid
         self._job.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
         self._job.mark(Dirty.SHOWN)
         return why
@@ -198,7 +200,7 @@ class Switch:
         pending.move(Phase.IDLE)
         self.pending = None
         if failed:
-            self.failed = (pending.plan.revision, why)
+            self.failed, self.failed_uid = (pending.plan.revision, why), pending.uid
         for record in list(job.members.prepared.values()):
             self._workforce.dismiss(record, f"plan revision {pending.plan.revision} was given up")
         job.members.give_up_next()

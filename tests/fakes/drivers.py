@@ -39,7 +39,7 @@ class FakeDrivers:
     def silent(self, *, for_s: float) -> tuple[int, int]:
         return 0, len(self.followed)
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0, uid: str = "") -> str:
         self.told.append((step, plan.revision))
         if not self.refusal and step == "Commit" and self.obedient:
             key = next(k for k, t in self.followed.items() if t == target)

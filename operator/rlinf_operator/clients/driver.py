@@ -89,8 +89,9 @@ class Drivers(Protocol):
         and counts in neither."""
         ...
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
-        """Prepare, Commit or Abort (whatever is on its way) by the watch's connection; the driver's refusal, if any."""
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0, uid: str = "") -> str:
+        """Prepare, Commit or Abort (whatever is on its way) by the watch's connection; the driver's refusal, if any.
+        `uid`: of the plan's object."""
         ...
 
     async def adjust(self, target: Target, goal: Goal) -> str:
@@ -148,10 +149,10 @@ class GrpcDrivers:
         at_work = [link for link in self._links.values() if not link.has_ended()]
         return sum(1 for link in at_work if link.silent_s() >= for_s), len(at_work)
 
-    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0) -> str:
+    async def apply_plan(self, target: Target, plan: RLPlanSpec, *, step: str, switches: int = 0, uid: str = "") -> str:
         request = job_pb2.PlanRequest(
             plan_json=json.dumps(unknown.compact(plan)), revision=0 if step == "Abort" else plan.revision,
-            driver_attempt=target.attempt, plan_switches=switches,
+            driver_attempt=target.attempt, plan_switches=switches, plan_uid=uid,
             reason="it is not wanted any more" if step == "Abort" else plan.reason.code,
         )  # fmt: skip
         what = f"{step} of plan revision {plan.revision}"

@@ -249,7 +249,7 @@ async def _instruct(decision: Decision, clients: Clients) -> str:
     target, plan = order.target, order.plan
     for step in order.steps:
         try:
-            refusal = await clients.drivers.apply_plan(target, plan, step=step, switches=order.switches)
+            refusal = await clients.drivers.apply_plan(target, plan, step=step, switches=order.switches, uid=order.uid)
         except WorkerUnreachable as error:
             return str(error)
         if refusal:

@@ -281,7 +281,8 @@ def _trouble(plan: PlanView, choice: PlanChoice, ended: Iterable[PodView], repor
     """Why a plan on its way cannot come into force: the driver's word, or pods that only it needs and that end."""
     if choice.current is not None and plan.revision == choice.current.revision:
         return f"revision {plan.revision} is also that of {choice.current.name}, which is in force; give it another"
-    if report is not None and report.plan_failed == plan.revision:
+    # What is said of another object is about a plan that somebody has written anew under this revision.
+    if report is not None and report.plan_failed == plan.revision and report.plan_failed_uid in ("", plan.uid):
         return report.plan_message or "the driver could not prepare it"
     for pod in ended:
         return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
@@ -324,7 +325,9 @@ def instruct(
         return None
 
     def order(plan: PlanView, *steps: str) -> Instruct | None:
-        return Instruct(target=target, plan=plan.spec, steps=steps, switches=switches) if plan.spec else None
+        if plan.spec is None:
+            return None
+        return Instruct(target=target, plan=plan.spec, steps=steps, switches=switches, uid=plan.uid)
 
     if report.plan_revision == 0:
         return order(current, "Prepare", "Commit")

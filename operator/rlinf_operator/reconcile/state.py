@@ -142,6 +142,8 @@ class Instruct:
     """Some of Prepare, Commit, Abort; Abort is for whatever is on its way."""
     switches: int = 0
     """Plans put in force so far, as the status says."""
+    uid: str = ""
+    """The uid of the plan's object: another may bear its revision after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Drivers:
     def __init__(self, *answers):
         self.answers, self.told = list(answers), []
 
-    async def apply_plan(self, target, plan, *, step, switches=0):
+    async def apply_plan(self, target, plan, *, step, switches=0, uid=""):
         self.told.append((target, plan.revision, step, switches))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

@@ -500,10 +500,10 @@ async def test_what_a_driver_is_asked_about_plans_and_drains_is_this(drivers, fo
         driver.say(attempt=3)
         await until(lambda: heard(client)[1])
         for step in ("Prepare", "Commit"):
-            assert await client.apply_plan(target(port, attempt=3), plan, step=step, switches=4) == ""
+            assert await client.apply_plan(target(port, attempt=3), plan, step=step, switches=4, uid="a5") == ""
         text = json.dumps(unknown.compact(plan))
         common: dict[str, Any] = {"plan_json": text, "revision": 6, "driver_attempt": 3, "reason": "Initial"}
-        assert asked == [job_pb2.PlanRequest(**common, plan_switches=4)] * 2
+        assert asked == [job_pb2.PlanRequest(**common, plan_switches=4, plan_uid="a5")] * 2
         asked.clear()
         changed.clear()
         client.drain(KEY, target(port, attempt=3), deadline_s=7.0)

@@ -1,5 +1,7 @@
 """Plans that a person pins on a running job: which one is in force, what the driver is told, what stands where."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf_api.conditions import Reason
@@ -68,6 +70,23 @@ def test_a_preparation_that_failed_leaves_the_old_plan_and_says_why():
     assert f"{name(world, 1)} stays in force" in world.message("PlanApplied")
     assert not any("sim-1" in pod for pod in world.pods), "its pods go again"
     assert world.status.plan.current == name(world, 1)
+
+
+@pytest.mark.parametrize("of", ["another object", "this one"])
+def test_a_plan_that_is_written_anew_under_its_name_is_not_failed_by_what_the_driver_said_of_the_one_before(of):
+    world = running(plan(2))
+    pin(world, name(world, 2))
+    world.plans = [replace(p, uid="new") if p.revision == 2 else p for p in world.plans]
+    uid = "old" if of == "another object" else "new"
+    world.report(plan_revision=1, plan_failed=2, plan_failed_uid=uid, plan_message="no room")
+    if of == "another object":
+        order = world.decide().instruct
+        assert order is not None
+        assert (order.steps, order.plan.revision, order.uid) == (("Prepare",), 2, "new")
+        assert plan_conditions(world, 2) == {}
+    else:
+        assert told(world) is None
+        assert plan_conditions(world, 2) == {"Failed": ("True", "PrepareFailed")}
 
 
 def test_a_pod_that_only_the_next_plan_needs_costs_that_plan_and_not_the_job():

@@ -26,7 +26,7 @@ DEFAULTS = {
         "unknown": (), "trusted": (), "runtime": None, "queue": None, "progress_due": True,
     },
     state.Event: {"pod": ""},
-    state.Instruct: {"switches": 0},
+    state.Instruct: {"switches": 0, "uid": ""},
     state.DeletePod: {"for_successor": False, "makes_room": "", "grace_period_s": None},
     state.Decision: {
         "request_plan": "", "highest_revision": 0, "plan_within": None, "queue": None,

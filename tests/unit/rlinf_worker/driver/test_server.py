@@ -13,9 +13,9 @@ from rlinf_api._pb.rlinf.agents.v1alpha1 import agents_pb2
 from rlinf_api._pb.rlinf.channels.v1alpha1 import channels_pb2 as pb
 from rlinf_api._pb.rlinf.job.v1alpha1 import job_pb2
 from rlinf_api.conditions import Reason
-from rlinf_api.errors import InvariantBroken, RetryableError
+from rlinf_api.errors import InvariantBroken, RetryableError, RLinfError
 from rlinf_api.report import DriverState
-from rlinf_worker.driver import server, status
+from rlinf_worker.driver import server, status, turns
 from rlinf_worker.driver.core import Driver
 from rlinf_worker.driver.sessions import Refuse
 from rlinf_worker.driver.settings import DriverSettings
@@ -211,6 +211,30 @@ async def test_a_plan_that_cannot_be_is_refused_in_the_reports_of_a_running_job_
     failed, why = world.driver.switch.failed
     assert (failed, answer.message) == (2, f"plan revision 2: {why}")
     assert status.report(world.driver).plan_failed == 2
+
+
+@pytest.mark.parametrize("fails", ["as it is read", "as it is checked", "as it is prepared"])
+async def test_the_report_says_of_which_object_the_plan_was_that_failed(fails, monkeypatch):
+    world = World(make_job(steps=3, elastic=True))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    job, said = servicer(world.driver), request(make_job(steps=3, elastic=True, envs=3, revision=2), 2)
+    said.plan_uid = "a5"
+    if fails == "as it is read":
+        said.plan_json = "{"
+    elif fails == "as it is checked":
+        monkeypatch.setattr(turns, "check", Mock(side_effect=RLinfError("no room")))
+    await job.PreparePlan(said, Mock())
+    if fails == "as it is prepared":
+        assert (status.report(world.driver).plan_failed, status.report(world.driver).plan_failed_uid) == (0, "")
+        world.driver.switch.abort("worker env/2 failed", failed=True)
+    report = status.report(world.driver)
+    assert (report.plan_failed, report.plan_failed_uid) == (2, "a5")
+    assert wire.report_from_pb(wire.report_to_pb(report)).plan_failed_uid == "a5"
+    monkeypatch.undo()
+    said = request(make_job(steps=3, elastic=True, envs=3, revision=2), 2, plan_uid="b6")
+    assert (await job.PreparePlan(said, Mock())).ok
+    report = status.report(world.driver)
+    assert (report.plan_preparing, report.plan_failed, report.plan_failed_uid) == (2, 0, "")
 
 
 async def test_a_plan_that_nobody_prepared_or_that_was_taken_back_is_not_committed():

@@ -175,6 +175,7 @@ class JobStatus(_message.Message):
     RULINGS_FIELD_NUMBER: _builtins.int
     SCHEDULER_AWAY_FIELD_NUMBER: _builtins.int
     SILENT_AGENTS_FIELD_NUMBER: _builtins.int
+    PLAN_FAILED_UID_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -208,6 +209,8 @@ class JobStatus(_message.Message):
     """standard deviation of one"""
     scheduler_away: _builtins.bool
     """it took no answer for the last profile, however often it was sent"""
+    plan_failed_uid: _builtins.str
+    """of that plan's object, where Prepare named it"""
     @_builtins.property
     def first_failure(self) -> Global___Failure: ...
     @_builtins.property
@@ -259,10 +262,11 @@ class JobStatus(_message.Message):
         rulings: _abc.Iterable[Global___Ruling] | None = ...,
         scheduler_away: _builtins.bool = ...,
         silent_agents: _abc.Iterable[_builtins.str] | None = ...,
+        plan_failed_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_failed_uid", b"plan_failed_uid", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,12 +384,15 @@ class PlanRequest(_message.Message):
     DRIVER_ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     PLAN_SWITCHES_FIELD_NUMBER: _builtins.int
+    PLAN_UID_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
     revision: _builtins.int
     driver_attempt: _builtins.int
     reason: _builtins.str
     plan_switches: _builtins.int
     """that the caller knows of"""
+    plan_uid: _builtins.str
+    """of its object: another may bear its revision after it"""
     def __init__(
         self,
         *,
@@ -394,10 +401,11 @@ class PlanRequest(_message.Message):
         driver_attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
         plan_switches: _builtins.int = ...,
+        plan_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_attempt", b"driver_attempt", "plan_json", b"plan_json", "plan_switches", b"plan_switches", "reason", b"reason", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_attempt", b"driver_attempt", "plan_json", b"plan_json", "plan_switches", b"plan_switches", "plan_uid", b"plan_uid", "reason", b"reason", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
