@@ -190,7 +190,8 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             return 0
         async with await connect(kubeconfig=settings.kubeconfig) as connection:
             writer = ApiPlanWriter(connection, timeout_s=API_TIMEOUT_S)
-            server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=rpc.SERVER_OPTIONS)
+            options = [*({**dict(rpc.SERVER_OPTIONS), **rpc.RESTING}).items()]  # each driver keeps its connection
+            server = grpc.aio.server(interceptors=[rpc.Gatekeeper(ALLOWED, job_uid="*")], options=options)
             planning = MeasuredPlanning(writer, registry=registry)
             serve_on(server, planning)
             checks = health.HealthServicer()

@@ -54,6 +54,7 @@ class Reporter:
         self._namespace, self._job_uid, self._pause = namespace, job_uid, pause
         self._news, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Reporter:
         if self._address:
@@ -69,6 +70,7 @@ class Reporter:
                 await self._idle.wait()
         self._task.cancel()
         await asyncio.wait([self._task])
+        await self._hang_up()
 
     def _on_report(self) -> None:
         self._idle.clear()
@@ -113,13 +115,21 @@ class Reporter:
         return UNANSWERED
 
     async def _call(self, request: pb.ReportProfileRequest) -> pb.ReportProfileResponse:
-        """Over a channel of its own: the next report is for in half a minute, and a scheduler may move until then."""
-        channel = await rpc.dial(self._address, tls=self._tls, server=names.tls_name("scheduler"))
+        """By the connection of the report before: of several schedulers one has heard all that there is of this job."""
+        if self._channel is None:
+            server = names.tls_name("scheduler")
+            self._channel = await rpc.dial(self._address, tls=self._tls, server=server, more=rpc.RESTING)
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
         try:
-            stub = scheduler_pb2_grpc.SchedulerStub(channel)
             answer: pb.ReportProfileResponse = await stub.ReportProfile(
                 request, timeout=self._settings.report_timeout_s
             )
-            return answer
-        finally:
+        except grpc.aio.AioRpcError:
+            await self._hang_up()  # it may have moved, or certificates been replaced
+            raise
+        return answer
+
+    async def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
             await channel.close()

@@ -21,7 +21,7 @@ from tests.fakes.certs import Authority
 from tests.unit.rlinf_worker.driver.test_profile import Site
 
 REPORT = "/rlinf.scheduler.v1alpha1.Scheduler/ReportProfile"
-AWAY = grpc.StatusCode.UNAVAILABLE
+AWAY, UNKNOWN = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -150,6 +150,47 @@ async def test_a_scheduler_that_is_away_for_a_moment_is_asked_again_after_longer
         reported(b.site)
         assert await b.told() == {"accepted": 1}
         assert (len(b.scheduler.asked), b.pauses) == (3, [1.0, 2.0])
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> list[grpc.aio.Channel]:
+    """The channels that there were."""
+    made, dial = list[grpc.aio.Channel](), rpc.dial
+
+    async def noted(*args: Any, **kwargs: Any) -> grpc.aio.Channel:
+        made.append(await dial(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(rpc, "dial", noted)
+    return made
+
+
+async def test_a_driver_stays_with_the_scheduler_that_it_has(bench, dialled):
+    async with bench() as b:
+        reported(b.site, steps=2)
+        await b.told(2)
+        b.site.profiles.killed("env")
+        assert await b.told(3) == {"accepted": 3}
+        [channel] = dialled
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+@pytest.mark.parametrize(
+    ("answer", "becomes"),
+    [(AWAY, {"accepted": 2}), (None, {"accepted": 2}), (UNKNOWN, {"refused": 1, "accepted": 1})],
+    ids=["it is away", "it hangs", "its certificate is another"],
+)
+async def test_after_a_call_that_failed_it_is_dialled_anew(bench, dialled, answer, becomes):
+    """With the certificates of that moment, at the address of that moment."""
+    async with bench() as b:
+        b.scheduler.answers = [answer]
+        reported(b.site, steps=2)
+        assert await b.told(2) == becomes
+        first, second = dialled
+        states = (first.get_state(), second.get_state())
+        assert states == (grpc.ChannelConnectivity.SHUTDOWN, grpc.ChannelConnectivity.READY)
+    assert second.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
 async def test_one_that_stays_away_costs_the_report_and_nothing_else(bench, caplog):
