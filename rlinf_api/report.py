@@ -97,10 +97,12 @@ class DriverReport:
     plan_revision: int = 0
     plan_prepared: int = 0
     plan_preparing: int = 0
+    plan_pending_uid: str = ""
+    """The uid of the object of either, where Prepare named it: a person may write another of that revision."""
     plan_failed: int = 0
     """The revision whose preparation failed last."""
     plan_failed_uid: str = ""
-    """The uid of its object, where Prepare named it: a person may write another of that revision."""
+    """The uid of its object, likewise."""
     plan_message: str = ""
     """Why it failed, or what the preparation waits for."""
     plan_pause_s: float = 0.0

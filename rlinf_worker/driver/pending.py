@@ -60,6 +60,10 @@ class Pending:
         logger.info("switch of plans", extra={"phase": phase.value, "before": self.phase.value})
         self.phase = phase
 
+    def is_of(self, revision: int, *, uid: str) -> bool:
+        """Whether this object is meant: another may have been written under its revision."""
+        return self.plan.revision == revision and (uid == self.uid or not uid or not self.uid)
+
     @property
     def is_kept(self) -> bool:
         """Nothing else may take its place."""

@@ -276,7 +276,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         if job.revision == request.revision:
             return job_pb2.PlanResponse(ok=True)
         if job.revision:
-            problem = driver.settled(driver.switch.commit(request.revision))
+            problem = driver.settled(driver.switch.commit(request.revision, uid=request.plan_uid))
             return self._no(problem) if problem else job_pb2.PlanResponse(ok=True, message=driver.switch.message)
         plan = self._prepared.get(request.revision)
         if plan is None:

@@ -25,6 +25,7 @@ def report(driver: Driver) -> DriverReport:
         plan_revision=job.revision,
         plan_preparing=driver.switch.preparing,
         plan_prepared=driver.switch.prepared,
+        plan_pending_uid=driver.switch.pending_uid,
         plan_failed=driver.switch.failed[0],
         plan_failed_uid=driver.switch.failed_uid,
         plan_message=driver.switch.message,

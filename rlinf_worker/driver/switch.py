@@ -103,6 +103,10 @@ class Switch:
         return self.pending.plan.revision if self.pending and self.phase in (Phase.PREPARED, Phase.WAITING) else 0
 
     @property
+    def pending_uid(self) -> str:
+        return self.pending.uid if self.pending and (self.preparing or self.prepared) else ""
+
+    @property
     def message(self) -> str:
         pending = self.pending
         if pending is None:
@@ -139,15 +143,17 @@ class Switch:
             raise InvalidManifest(f"plan revision {plan.revision} does not fit the flow: {error}") from error
 
     def prepare(self, plan: RLPlanSpec, *, uid: str = "", finishing: bool = False) -> str:
-        """Why it cannot be; empty: it is under way, or done. Told again, nothing changes. `uid`: of its object."""
+        """Why it cannot be; empty: it is under way, or done. Told again, nothing changes. `uid`: of its object; another
+        one of the revision takes the place of the first."""
         job, pending = self._job, self.pending
-        if pending is not None and pending.plan.revision == plan.revision:
+        if pending is not None and pending.is_of(plan.revision, uid=uid):
             return ""
         if pending is not None and pending.is_kept:
             return f"revision {pending.plan.revision} is being committed; tell me again after it"
         if not job.declared:
             return "no plan is in force yet; tell me again"
-        self.abort(f"revision {plan.revision} is prepared instead")
+        is_anew = pending is not None and pending.plan.revision == plan.revision
+        self.abort(f"revision {plan.revision} is prepared {'anew, as it was written anew' if is_anew else 'instead'}")
         try:
             placement = plan_rules.check(plan, job.spec, counts=False)
             found = self._changes(job.placement, placement)
@@ -177,10 +183,10 @@ class Switch:
         self._job.mark(Dirty.SHOWN)
         return why
 
-    def commit(self, revision: int) -> str:
+    def commit(self, revision: int, *, uid: str = "") -> str:
         """Why it cannot be; empty: it comes into force at the end of the open steps. Told again, nothing changes."""
         pending = self.pending
-        if pending is None or pending.plan.revision != revision:
+        if pending is None or not pending.is_of(revision, uid=uid):
             why = f": {self.failed[1]}" if self.failed[0] == revision else ""
             return f"revision {revision} is not prepared{why}"
         if pending.phase is Phase.PREPARING:

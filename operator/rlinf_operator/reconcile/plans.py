@@ -281,8 +281,7 @@ def _trouble(plan: PlanView, choice: PlanChoice, ended: Iterable[PodView], repor
     """Why a plan on its way cannot come into force: the driver's word, or pods that only it needs and that end."""
     if choice.current is not None and plan.revision == choice.current.revision:
         return f"revision {plan.revision} is also that of {choice.current.name}, which is in force; give it another"
-    # What is said of another object is about a plan that somebody has written anew under this revision.
-    if report is not None and report.plan_failed == plan.revision and report.plan_failed_uid in ("", plan.uid):
+    if report is not None and _is_of(plan, report.plan_failed, report.plan_failed_uid):
         return report.plan_message or "the driver could not prepare it"
     for pod in ended:
         return f"pod {pod.name}, which it adds, ended with exit code {pod.exit_code}: {pod.exit_message[-500:]}"
@@ -333,9 +332,16 @@ def instruct(
         return order(current, "Prepare", "Commit")
     if pending is None:
         return order(current, "Abort") if report.plan_preparing or report.plan_prepared else None
-    if report.plan_prepared == pending.revision:
+    if _is_of(pending, report.plan_prepared, report.plan_pending_uid):
         return order(pending, "Commit")
-    return None if report.plan_preparing == pending.revision else order(pending, "Prepare")
+    is_under_way = _is_of(pending, report.plan_preparing, report.plan_pending_uid)
+    return None if is_under_way else order(pending, "Prepare")
+
+
+def _is_of(plan: PlanView, revision: int, uid: str) -> bool:
+    """Whether the driver speaks of this object, and not of one that a person has written anew under its revision. A
+    driver that was told no uid says none."""
+    return revision == plan.revision and uid in ("", plan.uid)
 
 
 def surplus(
@@ -435,10 +441,12 @@ def _says(
         yield from _not_prepared(old, choice.failed_for, choice.failed.problem)
         return
     if choice.pending is not None and plan.name == choice.pending.name:
-        if report is not None and report.plan_prepared == plan.revision:
+        if report is not None and _is_of(plan, report.plan_prepared, report.plan_pending_uid):
             message = "its pods and workers are ready; it comes into force at a step boundary"
             yield PlanCondition.PREPARED, Status.TRUE, "Prepared", message
-        elif report is not None and report.plan_preparing == plan.revision:  # neither: its commit is told
+        elif report is not None and _is_of(
+            plan, report.plan_preparing, report.plan_pending_uid
+        ):  # neither: its commit is told
             yield from _not_prepared(old, "Preparing", f"driver attempt {report.driver_attempt} prepares it anew")
         return
     if report is None or current is None or report.plan_revision != current.revision:

@@ -89,6 +89,24 @@ def test_a_plan_that_is_written_anew_under_its_name_is_not_failed_by_what_the_dr
         assert plan_conditions(world, 2) == {"Failed": ("True", "PrepareFailed")}
 
 
+@pytest.mark.parametrize("of", ["another object", "this one", "a driver that says no uid"])
+def test_a_plan_that_is_written_anew_while_it_is_prepared_is_prepared_anew_and_not_committed_as_it_was(of):
+    world = running(plan(2))
+    pin(world, name(world, 2))
+    world.plans = [replace(p, uid="new") if p.revision == 2 else p for p in world.plans]
+    uid = {"another object": "old", "this one": "new"}.get(of, "")
+    for said, steps in (({"plan_preparing": 2}, None), ({"plan_prepared": 2}, ("Commit",))):
+        world.report(plan_revision=1, plan_pending_uid=uid, **said)
+        order = world.decide().instruct
+        if of == "another object":
+            assert order is not None
+            assert (order.steps, order.plan.revision, order.uid) == (("Prepare",), 2, "new")
+            assert plan_conditions(world, 2) == {}
+        else:
+            assert (order and order.steps) == steps
+    assert ("Prepared" in plan_conditions(world, 2)) == (of != "another object")
+
+
 def test_a_pod_that_only_the_next_plan_needs_costs_that_plan_and_not_the_job():
     world = running(plan(2, pods=2))
     pin(world, name(world, 2)).step()

@@ -237,6 +237,28 @@ async def test_the_report_says_of_which_object_the_plan_was_that_failed(fails, m
     assert (report.plan_preparing, report.plan_failed, report.plan_failed_uid) == (2, 0, "")
 
 
+async def test_a_plan_that_was_written_anew_takes_the_place_of_the_one_that_is_prepared():
+    world = World(make_job(steps=3, elastic=True))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    job = servicer(world.driver)
+    first = request(make_job(steps=3, elastic=True, envs=2, revision=2), 2, plan_uid="a5")
+    anew = request(make_job(steps=3, elastic=True, envs=3, revision=2), 2, plan_uid="b6")
+    for said in (first, first):
+        assert (await job.PreparePlan(said, Mock())).ok
+    before = world.driver.switch.pending
+    assert before is not None
+    assert (await job.PreparePlan(anew, Mock())).ok
+    pending = world.driver.switch.pending
+    assert pending is not None
+    assert pending is not before
+    assert sum(entry.count for entry in pending.plan.workers if entry.role == "env") == 3
+    report = status.report(world.driver)
+    assert (report.plan_preparing, report.plan_pending_uid) == (2, "b6")
+    assert wire.report_from_pb(wire.report_to_pb(report)).plan_pending_uid == "b6"
+    refused = await job.CommitPlan(first, Mock())
+    assert (refused.ok, refused.message) == (False, "revision 2 is not prepared")
+
+
 async def test_a_plan_that_nobody_prepared_or_that_was_taken_back_is_not_committed():
     one = driver()
     job = servicer(one)
