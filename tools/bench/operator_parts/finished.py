@@ -23,7 +23,6 @@ WORKS: Final = "works"
 RESYNC_S: Final = 30.0
 """Instead of 300 s: what is asked in a second may not hang on it, and a whole interval passes by."""
 LOOK_S: Final = 2 * RESYNC_S
-QUIET_S: Final = 3.0  # without a pass of any job: all have been looked at since the restart
 CHILDREN: Final = ("Service", "NetworkPolicy", "ConfigMap")
 """A finished job keeps them, and a pass asks the API server for one that its copies do not have."""
 LIMIT_S: Final = 60.0
@@ -97,19 +96,14 @@ def _of(child: Manifest, *, job: str, uid: str) -> Manifest:
 
 
 async def _until_all_are_seen(field: Field, jobs: int, *, limit_s: float) -> float:
-    """Seconds until each job had a pass since the operator has started, and none is under way."""
+    """Seconds until there were as many passes as jobs since the operator has started."""
     began = time.monotonic()
-    passes, changed_at = 0.0, began
-    while passes < jobs or time.monotonic() - changed_at < QUIET_S:
+    while (passes := await asyncio.to_thread(field.passes)) < jobs:
         if time.monotonic() - began > limit_s:
-            raise BenchError(
-                f"{passes:.0f} passes over {jobs} jobs within {limit_s:g} s:\n{field.plane.operator.tail()}"
-            )
-        now = await asyncio.to_thread(field.passes)
-        if now != passes:
-            passes, changed_at = now, time.monotonic()
+            operator = field.plane.operator.tail()
+            raise BenchError(f"{passes:.0f} passes over {jobs} jobs within {limit_s:g} s:\n{operator}")
         await asyncio.sleep(0.2)
-    return changed_at - began
+    return time.monotonic() - began
 
 
 async def _gets(field: Field) -> Mapping[str, float]:
