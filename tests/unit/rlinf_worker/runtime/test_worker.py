@@ -571,14 +571,14 @@ async def test_a_pause_of_the_machine_is_no_time_in_which_others_could_have_fetc
 
     def unfinished(_: ChannelEnds) -> int:
         if len(left) == 5:
-            time.sleep(0.5)
+            time.sleep(1.2)
         return left.pop(0)
 
     monkeypatch.setattr(workers, "LINGER_POLL_S", 0.001)
-    monkeypatch.setattr(workers, "LINGER_S", 0.4)
+    monkeypatch.setattr(workers, "LINGER_S", 1.0)
     monkeypatch.setattr(ChannelEnds, "unfinished", property(unfinished))
     site = Site(tmp_path, driver)
-    monkeypatch.setattr(site.worker.clock, "_notice_s", 0.2)
+    monkeypatch.setattr(site.worker.clock, "_notice_s", 0.5)
     site.may_end.set()
     assert await site.ended() == names.EXIT_OK
     assert left == [0]
