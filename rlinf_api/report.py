@@ -95,10 +95,12 @@ class DriverReport:
     steps: int = 0
     branch: int = 0
     plan_revision: int = 0
+    plan_uid: str = ""
+    """The uid of the object of the plan in force, where it was named: somebody may write another of that revision."""
     plan_prepared: int = 0
     plan_preparing: int = 0
     plan_pending_uid: str = ""
-    """The uid of the object of either, where Prepare named it: a person may write another of that revision."""
+    """The uid of the object of either, likewise."""
     plan_failed: int = 0
     """The revision whose preparation failed last."""
     plan_failed_uid: str = ""

@@ -32,7 +32,7 @@ from rlinf_api.store import AlreadyExists, NotFound
 from rlinf_scheduler.kept import OURS, KeptProfiles, Manifest, PlanStore
 from rlinf_scheduler.planner.initial import fewest_pods
 from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
-from rlinf_scheduler.replan.known import NOBODY_KILLED, Case, PlanRecord
+from rlinf_scheduler.replan.known import NOBODY_KILLED, Case, Known, PlanRecord
 
 logger = logging.getLogger(__name__)
 MAX_JOBS: Final = 1_000  # the job whose report is oldest goes first: it has most likely ended
@@ -59,6 +59,8 @@ class _Heard:
     """The last step up to which no better plan was found."""
     settled: int = 0
     """The revision that was in force then."""
+    judged_by: tuple[Profile, ...] = ()
+    """Its newest reports then; at most those that make five steps."""
     generation: int = 0
     """The generation of the spec that was looked at then."""
     again_at: float = 0.0
@@ -184,7 +186,8 @@ class Jobs:
         was_edited = known.generation not in (0, generation)  # it may have more pods, or they may have a price
         case = case_of(
             spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered,
-            settled=known.settled, now=now, again=was_edited or 0 < known.again_at <= now, killed=known.killed,
+            settled=known.settled, judged_by=known.judged_by, now=now, again=was_edited or 0 < known.again_at <= now,
+            killed=known.killed,
         )  # fmt: skip
         revision = known.reports[-1].revision  # another report may come while it is decided
         decision = await asyncio.to_thread(decide, case)
@@ -193,6 +196,9 @@ class Jobs:
             if decision.considered:
                 known.generation, known.again_at = generation, decision.again_at
                 known.considered, known.settled = decision.considered, revision
+                known.judged_by = Known(case).newest
+            elif decision.again_at:  # a plan has found no node since then
+                known.again_at = known.again_at or decision.again_at
             if known.said is None or known.said.code != decision.code:
                 logger.info("the plan stays", extra={"job": where, "code": decision.code, "why": decision.why})
             known.said = decision
@@ -245,6 +251,7 @@ def case_of(
     profiles: tuple[Profile, ...],
     considered: int = 0,
     settled: int = 0,
+    judged_by: tuple[Profile, ...] = (),
     now: float = 0.0,
     again: bool = False,
     killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED,
@@ -278,8 +285,8 @@ def case_of(
             )  # fmt: skip
     records.sort(key=lambda record: record.spec.revision)
     return Case(
-        job=spec, plans=tuple(records), profiles=profiles, considered=considered, settled=settled, highest=highest,
-        now=now, again=again, killed=killed,
+        job=spec, plans=tuple(records), profiles=profiles, considered=considered, settled=settled, judged_by=judged_by,
+        highest=highest, now=now, again=again, killed=killed,
     )  # fmt: skip
 
 

@@ -281,7 +281,7 @@ class JobServicer(job_pb2_grpc.JobServicer):
         plan = self._prepared.get(request.revision)
         if plan is None:
             return self._no(f"revision {request.revision} is not prepared")
-        driver.switch.first(plan, switches=request.plan_switches)
+        driver.switch.first(plan, switches=request.plan_switches, uid=request.plan_uid)
         driver.settle()
         self._on_plan()
         return job_pb2.PlanResponse(ok=True)

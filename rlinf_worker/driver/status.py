@@ -23,6 +23,7 @@ def report(driver: Driver) -> DriverReport:
         steps=job.ledger.steps,
         branch=job.ledger.version.branch,
         plan_revision=job.revision,
+        plan_uid=driver.switch.uid,
         plan_preparing=driver.switch.preparing,
         plan_prepared=driver.switch.prepared,
         plan_pending_uid=driver.switch.pending_uid,

@@ -67,9 +67,10 @@ class Switch:
         self._commits, self._gangs, self._turns = commits, gangs, turns
         self.number = 0  # of the switch that brought the plan in force
         self.plan: RLPlanSpec | None = None  # in force
+        self.uid = ""  # of its object, where the operator named it
         self.pending: Pending | None = None
         self.failed: tuple[int, str] = (0, "")  # revision, why
-        self.failed_uid = ""  # of its object, where the operator named it
+        self.failed_uid = ""  # likewise
         self.pause = SwitchPause(job, is_held=lambda: self.phase in HOLDING)
         self.count = 0  # switches of this driver, the first plan not counted
         self.workers = WorkerPlans(job, exchange)
@@ -122,12 +123,12 @@ class Switch:
         return str(self.phase.value)
 
     # --- the operator's words ---------------------------------------------------------------------------------------
-    def first(self, plan: RLPlanSpec, *, switches: int) -> None:
+    def first(self, plan: RLPlanSpec, *, switches: int, uid: str = "") -> None:
         """The plan of a driver that has none. `switches`: plans in force so far, as the operator knows."""
         job = self._job
         job.placement = resolve(plan, job.spec)
         job.members.adopt(job.placement)
-        self.plan, self.number = plan, max(1, switches, self.number)
+        self.plan, self.uid, self.number = plan, uid, max(1, switches, self.number)
         job.event("plan", f"plan revision {plan.revision} is in force", revision=plan.revision)
         job.mark(Dirty.SHOWN)
 
@@ -178,6 +179,8 @@ class Switch:
         return ""
 
     def refuse(self, revision: int, why: str, *, uid: str = "") -> str:
+        """What of this revision is on its way was written anew, and is given up."""
+        self.abort(why, revision=revision)
         self.failed, self.failed_uid = (revision, why), uid
         self._job.event("plan-failed", f"plan revision {revision} is refused: {why}", revision=revision)
         self._job.mark(Dirty.SHOWN)
@@ -323,7 +326,7 @@ class Switch:
     def _put_in_force(self, pending: Pending) -> None:
         """The one moment at which the plan changes: nothing of a step is under way."""
         job = self._job
-        self.plan, self.number = pending.plan, pending.number
+        self.plan, self.uid, self.number = pending.plan, pending.uid, pending.number
         pending.move(Phase.HANDING_OVER)
         self.count += 1
         self._take_over(pending.placement)

@@ -53,7 +53,7 @@ def test_a_whole_life_of_some_jobs_and_the_writes_of_one_are_measured(
     assert set(large) == {"large_job_created", "small_jobs_beside_p99", "small_jobs_alone_p99"}
     assert all(value > 0 for value in large.values())
     assert 0 < kept["finished_gets_per_s"] < 5, "one a second, and some by the edges of seconds"
-    assert kept["restart_beside_finished"] < scale.RESTART_S
+    assert any("8 finished jobs are there" in line for line in said)
     assert writes >= (WORKERS + 1) + 7
     assert set(found) >= {
         "worker_pods_per_s", "operator_cpu_per_pod", "memory_all_jobs", "failure_to_condition_p99", "restart"

@@ -26,7 +26,7 @@ from rlinf_scheduler.planner.initial import initial
 from rlinf_scheduler.planner.problem import Cost, InLanes, InRounds, PlanProblem, RoleCosts
 from rlinf_scheduler.planner.simulate import simulate
 from rlinf_scheduler.replan.decide import NextPlan, Stay, decide
-from rlinf_scheduler.replan.known import Case, PlanRecord
+from rlinf_scheduler.replan.known import Case, Known, PlanRecord
 from tools import workloads
 from tools.prove import problems
 
@@ -62,6 +62,7 @@ class World:
     seconds: list[float] = field(default_factory=list)
     considered: int = 0
     settled: int = 0
+    judged_by: tuple[Profile, ...] = ()
     most: int = 100
     """Reports that the scheduler keeps."""
     heard: list[Profile] = field(default_factory=list)
@@ -134,17 +135,19 @@ class World:
             PlanRecord(spec=p, failed=p.revision in self.failed, no_node_at=self.no_node_at.get(p.revision, 0.0))
             for p in self.plans
         )
-        decision = decide(
-            Case(
-                job=self.job, plans=records, profiles=tuple(self.heard), considered=self.considered,
-                settled=self.settled, now=now, again=0 < self.again_at <= now,
-            )
+        case = Case(
+            job=self.job, plans=records, profiles=tuple(self.heard), considered=self.considered, settled=self.settled,
+            judged_by=self.judged_by, now=now, again=0 < self.again_at <= now,
         )  # fmt: skip
+        decision = decide(case)
         self.decisions.append((step, decision))
         if isinstance(decision, Stay):
             if decision.considered:
                 self.considered, self.settled = decision.considered, self.profiles[-1].revision
+                self.judged_by = Known(case).newest
                 self.again_at = decision.again_at
+            elif decision.again_at:
+                self.again_at = self.again_at or decision.again_at
             return None
         self.again_at = 0.0
         self.plans.append(decision.plan)

@@ -30,6 +30,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rlinf_api import times
 from rlinf_api.conditions import JobCondition, Status
 from rlinf_api.errors import RLinfError
 from rlinf_operator.manifests.metadata import JobKey, is_anothers
@@ -46,6 +47,8 @@ FINISHED_S: Final = 2.0  # what is listed with a finished job and works has its 
 FINISHED_PER_S: Final = 20.0
 """First passes over jobs that a list tells are finished, each a read: 10,000 of them at once would be minutes in which
 nobody looks at those that work."""
+LONG_OVER_S: Final = 300.0
+"""A job that ended later may still have pods that go, and a quota that others wait for."""
 STATES: Final = ("Pending", "Running", "Suspended", "Complete", "Failed", "Invalid")
 FINISHED: Final = ("Complete", "Failed")
 
@@ -59,6 +62,8 @@ class Sight:
     """resourceVersion; 0: the job is gone."""
     state: str = ""
     """One of STATES; empty: another controller's job, which is not counted."""
+    is_long_over: bool = False
+    """It has ended LONG_OVER_S ago, so that nothing of it is under way any more."""
     is_listed: bool = False
     """By a list: Kopf's first, one after a watch that had expired, or one because of silence."""
 
@@ -67,7 +72,11 @@ class Sight:
         meta = job["metadata"]
         key = JobKey(namespace=str(meta["namespace"]), name=str(meta["name"]))
         state = "" if is_anothers(job) else state_of(job)
-        return cls(key=key, version=int(meta["resourceVersion"]), state=state, is_listed=is_listed)
+        ended_at = times.parse((job.get("status") or {}).get("completionTime"))
+        is_long_over = ended_at is not None and (times.utc_now() - ended_at).total_seconds() > LONG_OVER_S
+        return cls(
+            key=key, version=int(meta["resourceVersion"]), state=state, is_long_over=is_long_over, is_listed=is_listed
+        )
 
 
 class Enqueue(Protocol):
@@ -132,7 +141,7 @@ class KnownJobs:
             own.untold = 0
         if before is not None and before.version == sight.version:  # a list tells of ten thousand that have not changed
             return
-        if before is None and sight.is_listed and sight.state in FINISHED:
+        if before is None and sight.is_listed and sight.state in FINISHED and sight.is_long_over:
             self._finished_until = max(now + FINISHED_S, self._finished_until + 1 / FINISHED_PER_S)
             self._enqueue(key, after_s=self._finished_until - now)
             return

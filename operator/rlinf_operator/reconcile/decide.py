@@ -191,7 +191,8 @@ def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
         message = f"spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) is over"
         return finish(draft, JobCondition.FAILED, reason=Reason.DEADLINE_EXCEEDED, message=message, life=life)
     # A driver at work says soon which plan is in force. One that is gone may need the nodes that a plan on its way has.
-    is_heard_soon = report is None and driver is not None and driver.at_work
+    has_said = report is not None and report.plan_revision > 0
+    is_heard_soon = not has_said and driver is not None and driver.at_work
     no_node_since = None if is_heard_soon else now - timedelta(seconds=settings.pods_ready_deadline_s)
     choice = plans.choose(
         observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since, most=gate.most()

@@ -102,8 +102,8 @@ def choose(
     most: Mapping[str, int] | None = None,
 ) -> PlanChoice:
     """`fresh`: no pod of this life was made yet, so that no plan can be in force. `no_node_since`: a pod that is as old
-    and has no node yet is taken to find none; None: none is so. `most`: pods per pool that the job's queue admitted;
-    None: nobody counts them."""
+    and has no node yet is taken to find none; None: a driver is at work that has yet to say which plan is in force.
+    `most`: pods per pool that the job's queue admitted; None: nobody counts them."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec) or queueing.exceeds(_pods(plan), most)
@@ -144,7 +144,8 @@ def choose(
         asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
         return replace(choice, request="CapacityChanged") if asks else choice
     ended = tuple(_ended(target, choice, observed))
-    is_heard = report is not None and report.plan_revision > 0  # the driver may be further than the status knows
+    # A driver at work may be further than the status knows; one that is gone may need what the plan on its way holds.
+    is_heard = no_node_since is not None or (report is not None and report.plan_revision > 0)
     if is_heard and (why := _trouble(target, choice, ended, report)):
         return replace(choice, failed=replace(target, problem=why))
     if no_node_since and (why := _homeless(target, choice, observed, since=no_node_since)):
@@ -217,6 +218,9 @@ def _in_force(
         found = min(own, key=lambda p: order.index(p.name) if p.name in order else len(order), default=None)
         if found is None:
             return _gone(names.plan_name(observed.job.name, said), said)
+        if report is not None and not _is_of(found, said, report.plan_uid):
+            executed = f"the driver executes revision {said} as it was before it was written anew"
+            return replace(found, spec=None, problem=f"{executed}; give it another revision")
         # Its status may say Failed: that is over, it has come into force after all.
         return replace(found, problem=_wrong(found, observed, spec))
     if (allowed := next((p for p in usable if p.name == name), None)) is not None:
@@ -364,7 +368,7 @@ def statuses(
     """Status of each plan whose conditions must change."""
 
     def measures(plan: PlanView) -> MeasuredPeriod | None:
-        is_current = choice.current is not None and plan.name == choice.current.name
+        is_current = choice.current is not None and choice.current.spec is not None and plan.name == choice.current.name
         return _measured(plan, report) if is_current else plan.status.measured
 
     return _changed(observed, lambda plan, old: _says(plan, old, choice, report), measures=measures, now=now)
@@ -452,6 +456,8 @@ def _says(
     if report is None or current is None or report.plan_revision != current.revision:
         return
     if plan.name == current.name:
+        if current.spec is None:  # another object of the name
+            return
         if not conditions.is_true(old, PlanCondition.PREPARED) and report.plan_switches > 1:
             yield PlanCondition.PREPARED, Status.TRUE, "Prepared", "its pods and workers are ready"
         message = f"driver attempt {report.driver_attempt} executes it"

@@ -121,7 +121,8 @@ class _Decision(Known):
                 return back
         if self.is_settled:
             if not self._has_drifted and not self.case.again:
-                return Stay("Verified", f"revision {newest.revision} takes {self.now.mean:.4g} s a step, as it did")
+                said = f"revision {newest.revision} takes {self.now.mean:.4g} s a step, as it did"
+                return Stay("Verified", said, again_at=self._again_at)
         elif probe := self._probe_of_sizes(self.fitted):
             return probe
         return self._choice(self.fitted)
@@ -129,7 +130,8 @@ class _Decision(Known):
     @property
     def _in_force_besides(self) -> list[int]:
         """By the operator's word, of which no step is reported yet: the driver's last report is of the plan before."""
-        return [p.spec.revision for p in self.case.plans if p.is_in_force and p is not self.record]
+        revisions = [p.spec.revision for p in self.case.plans if p.is_in_force]
+        return [revision for revision in revisions if revision != self.plan.revision]
 
     def _is_awaited(self, record: PlanRecord) -> bool:
         """Newer, and the operator takes it up by itself or once somebody has approved of it. It passes over a person's
@@ -244,18 +246,24 @@ class _Decision(Known):
             return self._written(written, PlanReason.PROBE, said, seconds=hoped)
         return None
 
+    @property
+    def _again_at(self) -> float:
+        return min(self.no_pods_until.values(), default=0.0)
+
     # --- the choice ---------------------------------------------------------------------------------------------------
     @property
     def _has_drifted(self) -> bool:
-        """Against the steps since it was settled, those included by which it was."""
+        """Against the steps since it was settled, those included by which it was, and against the latter alone."""
         rest = self.own[: len(self.own) - len(self.newest)]
-        judged = [p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS]
-        if _differs(self.now, steps_of(judged), by=DRIFT):
+        since = [p for p in rest if p.last_step > self.case.considered - VERIFIED_STEPS]
+        before = (since, self.case.judged_by)  # what drifts slowly moves the first with it
+        if any(_differs(self.now, steps_of(judged), by=DRIFT) for judged in before):
             return True
         critical = {role for role, _, _ in self.predicted(self.plan, self.problem).critical}
         return any(
-            _differs(computed(self.newest, role), computed(judged, role), by=ROLE_DRIFT) for role in sorted(critical)
-        )
+            _differs(computed(self.newest, role), computed(judged, role), by=ROLE_DRIFT)
+            for role in sorted(critical) for judged in before
+        )  # fmt: skip
 
     def _choice(self, fitted: Fit) -> Stay | NextPlan:
         last, current_s = self.case.profiles[-1].last_step, self.now.mean
@@ -264,12 +272,18 @@ class _Decision(Known):
         is_first = not self.is_settled
         if is_first and (probe := self._probe_of_costs(fitted, best_s=best_s)):
             return probe
-        again_at = min(self.no_pods_until.values(), default=0.0)
+        again_at = self._again_at
         if not others:
             return Stay("NoneLeft", "no other plan is allowed", considered=last, again_at=again_at)
         best = min(filter(self._may_be_better, others), key=self._total_s, default=None)
         if best is not None and self._total_s(best) < current_s * self.remaining:
             return self._next(best, others, fitted.problem, is_first=is_first)
+        if self.now.count < VERIFIED_STEPS and any(self._total_s(o) < current_s * self.remaining for o in others):
+            return Stay(
+                "Verifying",
+                f"{self.now.count} of {VERIFIED_STEPS} steps of revision {self.plan.revision} are measured, which do "
+                f"not say for sure whether a plan before it was quicker",
+            )
         if (fewer := self._on_fewer_slots(others)) is not None:
             return self._next(fewer, others, fitted.problem, is_first=is_first)
         code, why = self._none_pays(min(others, key=lambda other: other.worth_s), fitted.problem)
@@ -309,6 +323,8 @@ class _Decision(Known):
             said += f"; more pods of pool {pool} are not tried for {until - self.case.now:.0f} s, as one had no node"
         if gain < MIN_GAIN * current_s:
             return "Best", f"{said}; that is no gain of {MIN_GAIN:.0%}"
+        if not self._may_be_better(best):
+            return "Best", f"{said}; by the steps of both that is not sure"
         return "NotWorthIt", (
             f"{said}: {gain * self.remaining:.4g} s over the {self.remaining} steps that are left, and a change costs "
             f"about {best.change_s:.4g} s"

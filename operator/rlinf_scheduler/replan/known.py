@@ -47,13 +47,14 @@ class PlanRecord:
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """All that a decision rests on. `considered`: the last step when all candidates were looked at and nothing better
-    was found; `settled`: the revision that was in force then."""
+    was found; `settled`: the revision that was in force then; `judged_by`: its newest reports then."""
 
     job: RLJobSpec
     plans: tuple[PlanRecord, ...]
     profiles: tuple[Profile, ...]
     considered: int = 0
     settled: int = 0
+    judged_by: tuple[Profile, ...] = ()
     highest: int = 0
     """The highest revision that any plan of the name has, those included that cannot be read."""
     now: float = 0.0
@@ -71,7 +72,8 @@ class Known:
     # --- what is known ------------------------------------------------------------------------------------------------
     @cached_property
     def records(self) -> Mapping[int, PlanRecord]:
-        return {record.spec.revision: record for record in self.case.plans}
+        """Of two that bear one revision, as a copy that somebody wrote, the one that is in force."""
+        return {record.spec.revision: record for record in sorted(self.case.plans, key=lambda one: one.is_in_force)}
 
     @property
     def record(self) -> PlanRecord | None:

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
+from rlinf_api import times
 from rlinf_api.errors import RetryableError, RLinfError
 from rlinf_operator.handlers.known import ECHO_S, FINISHED_PER_S, FINISHED_S, KnownJobs, Sight, state_of
 from rlinf_operator.manifests.metadata import JobKey
@@ -36,8 +38,11 @@ class Bench:
     def _enqueue(self, key: JobKey, *, after_s: float = 0.0) -> None:
         self.wishes.append((key, after_s))
 
-    def seen(self, key: JobKey, version: int, *, state: str = "Running", is_listed: bool = False) -> None:
-        self.known.seen(Sight(key=key, version=version, state=state, is_listed=is_listed))
+    def seen(
+        self, key: JobKey, version: int, *, state: str = "Running", is_listed: bool = False, is_long_over: bool = True
+    ) -> None:
+        sight = Sight(key=key, version=version, state=state, is_listed=is_listed, is_long_over=is_long_over)
+        self.known.seen(sight)
 
     def wrote(self, key: JobKey, version: int) -> None:
         self.known.wrote(Sight(key=key, version=version))
@@ -91,6 +96,8 @@ def test_finished_jobs_of_the_first_list_come_behind_those_that_work_and_one_by_
     after = dict(bench.wishes)
     assert after[works] == 0.0
     assert [after[key] for key in finished] == pytest.approx([FINISHED_S + n / FINISHED_PER_S for n in range(100)])
+    bench.seen(ONE, 6, state="Complete", is_listed=True, is_long_over=False)
+    assert bench.wishes[-1] == (ONE, 0.0), "its pods may still go, and others wait for its quota"
     bench.later(60.0)
     bench.seen(JobKey(namespace="team", name="later"), 6, state="Complete", is_listed=True)
     assert bench.wishes[-1][1] == FINISHED_S, "the others had theirs"
@@ -264,3 +271,13 @@ def test_jobs_are_counted_by_state_and_those_of_another_controller_are_not(bench
 )
 def test_states_are_one_word(conditions, state):
     assert state_of({"status": {"conditions": [{"type": k, "status": v} for k, v in conditions.items()]}}) == state
+
+
+@pytest.mark.parametrize(("seconds", "is_long_over"), [(None, False), (10.0, False), (290.0, False), (310.0, True)])
+def test_a_job_is_long_over_five_minutes_after_its_end(seconds, is_long_over):
+    status: dict[str, object] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    if seconds is not None:
+        status["completionTime"] = times.text(times.utc_now() - timedelta(seconds=seconds))
+    job = {"metadata": {"name": "one", "namespace": "team", "resourceVersion": "7"}, "spec": {}, "status": status}
+    sight = Sight.of(job, is_listed=True)
+    assert (sight.state, sight.is_long_over) == ("Complete", is_long_over)

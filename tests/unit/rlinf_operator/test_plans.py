@@ -6,6 +6,7 @@ import pytest
 
 from rlinf_api.conditions import Reason
 from rlinf_api.job import RLJobSpec
+from rlinf_api.plan import RLPlanStatus
 from rlinf_api.report import DriverState
 from rlinf_operator.reconcile import plans
 from tests.builders import World
@@ -107,6 +108,29 @@ def test_a_plan_that_is_written_anew_while_it_is_prepared_is_prepared_anew_and_n
     assert ("Prepared" in plan_conditions(world, 2)) == (of != "another object")
 
 
+@pytest.mark.parametrize("of", ["another object", "this one", "a driver that says no uid"])
+def test_a_plan_that_is_written_anew_while_it_is_in_force_is_not_the_one_that_the_driver_executes(of):
+    world = running(plan(2))
+    pin(world, name(world, 2)).step()
+    world.plans = [replace(p, uid="old") if p.revision == 2 else p for p in world.plans]
+    world.report(plan_revision=2, plan_switches=2, plan_uid="old").step()
+    store_statuses(world)
+    pods = set(world.pods)
+    world.plans = [replace(p, uid="new", status=RLPlanStatus()) if p.revision == 2 else p for p in world.plans]
+    uid = {"another object": "old", "this one": "new"}.get(of, "")
+    world.report(plan_revision=2, plan_switches=2, plan_uid=uid)
+    decision = world.decide()
+    told = plan_conditions(world, 2)
+    if of == "another object":
+        assert told == {}
+        said = next(c.message for c in decision.status.conditions if c.type == "PlanApplied")
+        assert "the driver executes revision 2 as it was before it was written anew; give it another revision" in said
+        assert (decision.delete_pods, decision.instruct) == ((), None), "who works under the one before stays"
+    else:
+        assert told["Applied"] == ("True", "PlanInForce")
+    assert set(world.pods) == pods
+
+
 def test_a_pod_that_only_the_next_plan_needs_costs_that_plan_and_not_the_job():
     world = running(plan(2, pods=2))
     pin(world, name(world, 2)).step()
@@ -161,6 +185,17 @@ def test_a_pod_that_ended_before_the_driver_was_heard_is_judged_by_what_it_says(
     world.step()
     assert "Failed" not in plan_conditions(world, 2)
     assert [entry.split()[1] for entry in world.status.restarts] == [extra], "a worker of the plan in force"
+
+
+def test_a_pod_that_ended_fails_its_plan_where_no_driver_is_there_to_say_that_it_is_in_force():
+    """What else it has may be in the way of the driver's next pod."""
+    world = running(plan(2, pods=2))
+    pin(world, name(world, 2)).step()
+    (extra,) = [pod for pod in world.all_ready().pods if "-sim-1-" in pod]
+    (driver,) = [pod for pod in world.pods if "driver" in pod]
+    world.exited(extra, 1).vanished(driver)
+    world.link = None
+    assert plan_conditions(world, 2) == {"Failed": ("True", "PrepareFailed")}
 
 
 @pytest.mark.parametrize("driver", ["is at work", "is gone"])

@@ -14,10 +14,10 @@ from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
-from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, decide
+from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, _Decision, decide
 from rlinf_scheduler.replan.evidence import SURE, StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
-from rlinf_scheduler.replan.known import Case, PlanRecord
+from rlinf_scheduler.replan.known import Case, Known, PlanRecord
 from tools.prove.world import World
 from tools.workloads import entries
 
@@ -666,6 +666,70 @@ def test_a_last_report_of_the_plan_before_writes_no_plan_beside_the_one_that_is_
     assert isinstance(found, Stay)
     said = "revision 2 is in force by now, and none of its steps is reported yet"
     assert (found.code, found.why) == ("Pending", said)
+
+
+@pytest.mark.parametrize("first", ["the copy", "the plan"])
+def test_a_copy_of_the_plan_in_force_under_its_revision_stops_no_planning(first):
+    job = world()
+    job.run(3)
+    (plan, *_) = job.plans
+    records = [
+        PlanRecord(spec=plan.model_copy(update={"source": "User", "workers": plan.workers[:1]})),
+        PlanRecord(spec=plan, was_in_force=True, is_in_force=True),
+    ]
+    records = records if first == "the copy" else records[::-1]
+    case = Case(job=job.job, plans=tuple(records), profiles=tuple(job.profiles))
+    assert Known(case).record == PlanRecord(spec=plan, was_in_force=True, is_in_force=True)
+    found = decide(case)
+    assert isinstance(found, NextPlan), found
+    assert found.plan.reason.code is PlanReason.PROBE
+
+
+def test_a_plan_before_that_was_quicker_is_not_passed_over_for_two_steps_that_do_not_say_so(monkeypatch):
+    """A person had their plan in force, which takes twice as long, and has unpinned it."""
+    monkeypatch.setattr(search, "plan", lambda problem, **_: Infeasible(reasons=()))
+    job = world(noise=0.0)
+    job.run(3)
+    first, second = job.plans
+    by_hand = second.model_copy(update={"source": "User", "reason": PlanReasonModel(code=PlanReason.INITIAL)})
+    quick = [job.profile(first, job.truth, [5.0, 5.25, 4.75, 5.1, 4.9], last=last) for last in (8, 13)]
+    records = (
+        PlanRecord(spec=first, was_in_force=True),
+        PlanRecord(spec=by_hand, was_in_force=True, is_in_force=True),
+    )
+
+    def after(steps):
+        slow = [job.profile(by_hand, job.truth, [10.0 + (-1) ** k * 0.35], last=14 + k) for k in range(steps)]
+        return decide(Case(job=job.job, plans=records, profiles=(*job.profiles, *quick, *slow)))
+
+    found = after(3)  # the first warms up
+    assert isinstance(found, Stay), found
+    assert (found.code, found.considered) == ("Verifying", 0), found
+    assert (
+        "2 of 5 steps of revision 2 are measured, which do not say for sure whether a plan before it was" in found.why
+    )
+    found = after(6)
+    assert isinstance(found, NextPlan), found
+    assert found.plan.workers == first.workers
+    assert "as was measured before" in found.plan.reason.message
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_what_drifts_slowly_is_seen_by_the_steps_by_which_a_plan_was_judged(remembered):
+    """A tenth of a percent more with each report: the mean of all that is kept goes up with it."""
+    job = world(noise=0.0)
+    job.run(3)
+    plan = job.plans[0]
+    reports = [
+        job.profile(plan, job.truth, [5.0 * (1.001**number) * (1 + 0.002 * k) for k in range(5)], last=5 * number)
+        for number in range(1, 201)
+    ]  # fmt: skip
+    case = Case(
+        job=job.job.model_copy(update={"flow": job.job.flow.model_copy(update={"steps": 10_000})}),
+        plans=(PlanRecord(spec=plan, was_in_force=True, is_in_force=True),), profiles=(*reports[-100:],), considered=5,
+        settled=1, judged_by=(reports[0],) if remembered else (),
+    )  # fmt: skip
+    assert _Decision(case)._has_drifted == remembered
 
 
 def test_a_plan_is_not_taken_back_to_one_that_an_edit_no_longer_allows():

@@ -74,7 +74,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Any]:
 
     @asynccontextmanager
     async def opened(
-        *, address: str = f"127.0.0.1:{port}", part: str = "driver", timeout_s: float = 0.3
+        *, address: str = f"127.0.0.1:{port}", part: str = "driver", timeout_s: float = 5.0
     ) -> AsyncIterator[Bench]:
         pauses: list[float] = []
 
@@ -145,7 +145,7 @@ async def test_a_refusal_is_heard_once_and_for_good(bench, caplog):
 
 
 async def test_a_scheduler_that_is_away_for_a_moment_is_asked_again_after_longer_and_longer_pauses(bench):
-    async with bench() as b:
+    async with bench(timeout_s=2.0) as b:
         b.scheduler.answers = [AWAY, None]
         reported(b.site)
         assert await b.told() == {"accepted": 1}
@@ -183,7 +183,7 @@ async def test_a_driver_stays_with_the_scheduler_that_it_has(bench, dialled):
 )
 async def test_after_a_call_that_failed_it_is_dialled_anew(bench, dialled, answer, becomes):
     """With the certificates of that moment, at the address of that moment."""
-    async with bench() as b:
+    async with bench(timeout_s=2.0) as b:
         b.scheduler.answers = [answer]
         reported(b.site, steps=2)
         assert await b.told(2) == becomes

@@ -259,6 +259,36 @@ async def test_a_plan_that_was_written_anew_takes_the_place_of_the_one_that_is_p
     assert (refused.ok, refused.message) == (False, "revision 2 is not prepared")
 
 
+async def test_a_plan_that_is_written_anew_and_refused_is_not_called_what_the_one_before_it_waits_for(monkeypatch):
+    world = World(make_job(steps=3, elastic=True))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    job, envs = servicer(world.driver), make_job(steps=3, elastic=True, envs=3, revision=2)
+    assert (await job.PreparePlan(request(envs, 2, plan_uid="a5"), Mock())).ok
+
+    async def refuses(*_: object, **__: object) -> str:
+        return "the flow declares other channels under it"
+
+    monkeypatch.setattr(server, "would_run", refuses)
+    assert not (await job.PreparePlan(request(envs, 2, plan_uid="b6"), Mock())).ok
+    report = status.report(world.driver)
+    assert (report.plan_preparing, report.plan_pending_uid) == (0, "")
+    assert (report.plan_failed, report.plan_failed_uid) == (2, "b6")
+    assert report.plan_message == "the flow declares other channels under it"
+
+
+async def test_the_report_says_of_which_object_the_plan_in_force_is():
+    world = World(make_job(steps=9, elastic=True))
+    await world.run_until(lambda: world.driver.job.ledger.committed == 1)
+    job, envs = servicer(world.driver), make_job(steps=9, elastic=True, envs=3, revision=2)
+    assert status.report(world.driver).plan_uid == "", "nobody has named it"
+    world.pinned = envs.plan
+    assert (await job.PreparePlan(request(envs, 2, plan_uid="a5"), Mock())).ok
+    await world.run_until(lambda: world.driver.job.revision == 2)
+    report = status.report(world.driver)
+    assert (report.plan_uid, report.plan_pending_uid) == ("a5", "")
+    assert wire.report_from_pb(wire.report_to_pb(report)).plan_uid == "a5"
+
+
 async def test_a_plan_that_nobody_prepared_or_that_was_taken_back_is_not_committed():
     one = driver()
     job = servicer(one)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*rlinf_api/_pb/rlinf/job/v1alpha1/job.proto\x12\x12rlinf.job.v1alpha1\"\x12\n\x10GetStatusRequest\" \n\x0cWatchRequest\x12\x10\n\x08protocol\x18\x01 \x01(\x05\"v\n\x07\x46\x61ilure\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\x05\x12\x0b\n\x03pod\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\"\xe9\x06\n\tJobStatus\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x16\n\x0e\x64river_attempt\x18\x02 \x01(\x05\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.rlinf.job.v1alpha1.State\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\r\n\x05steps\x18\x07 \x01(\x03\x12\x0e\n\x06\x62ranch\x18\x08 \x01(\x05\x12\x15\n\rplan_revision\x18\t \x01(\x05\x12\x15\n\rplan_prepared\x18\n \x01(\x05\x12\x32\n\rfirst_failure\x18\x0c \x01(\x0b\x32\x1b.rlinf.job.v1alpha1.Failure\x12\x10\n\x08restarts\x18\r \x01(\x05\x12;\n\x07metrics\x18\x0e \x03(\x0b\x32*.rlinf.job.v1alpha1.JobStatus.MetricsEntry\x12\x16\n\x0e\x63heckpoint_uri\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x03\x12\x14\n\x0cstep_seconds\x18\x11 \x01(\x01\x12\x0f\n\x07missing\x18\x12 \x03(\t\x12\x10\n\x08sequence\x18\x13 \x01(\x03\x12\x16\n\x0eplan_preparing\x18\x14 \x01(\x05\x12\x13\n\x0bplan_failed\x18\x15 \x01(\x05\x12\x14\n\x0cplan_message\x18\x16 \x01(\t\x12\x14\n\x0cplan_pause_s\x18\x17 \x01(\x01\x12\x15\n\rplan_switches\x18\x18 \x01(\x03\x12&\n\x04goal\x18\x19 \x01(\x0b\x32\x18.rlinf.job.v1alpha1.Goal\x12\x12\n\nplan_steps\x18\x1a \x01(\x03\x12\x13\n\x0bplan_step_s\x18\x1b \x01(\x01\x12\x1a\n\x12plan_step_spread_s\x18\x1c \x01(\x01\x12+\n\x07rulings\x18\x1d \x03(\x0b\x32\x1a.rlinf.job.v1alpha1.Ruling\x12\x16\n\x0escheduler_away\x18\x1e \x01(\x08\x12\x15\n\rsilent_agents\x18\x1f \x03(\t\x12\x17\n\x0fplan_failed_uid\x18  \x01(\t\x12\x18\n\x10plan_pending_uid\x18! \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x0b\x10\x0c\"T\n\x06Ruling\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.rlinf.job.v1alpha1.Failure\"8\n\x04Goal\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x03\x12\x0c\n\x04keep\x18\x03 \x01(\x05\"O\n\rAdjustRequest\x12\x16\n\x0e\x64river_attempt\x18\x01 \x01(\x05\x12&\n\x04goal\x18\x02 \x01(\x0b\x32\x18.rlinf.job.v1alpha1.Goal\"-\n\x0e\x41\x64justResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x83\x01\n\x0bPlanRequest\x12\x11\n\tplan_json\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x16\n\x0e\x64river_attempt\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rplan_switches\x18\x05 \x01(\x03\x12\x10\n\x08plan_uid\x18\x06 \x01(\t\"1\n\x0cPlanResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04\".\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"7\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\tJ\x04\x08\x02\x10\x03*}\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0c\n\x08STARTING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0e\n\nRECOVERING\x10\x04\x12\x0b\n\x07\x44RAINED\x10\x05\x12\x0c\n\x08\x43OMPLETE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32\xb5\x04\n\x03Job\x12P\n\tGetStatus\x12$.rlinf.job.v1alpha1.GetStatusRequest\x1a\x1d.rlinf.job.v1alpha1.JobStatus\x12J\n\x05Watch\x12 .rlinf.job.v1alpha1.WatchRequest\x1a\x1d.rlinf.job.v1alpha1.JobStatus0\x01\x12P\n\x0bPreparePlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12O\n\nCommitPlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12N\n\tAbortPlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12O\n\x06\x41\x64just\x12!.rlinf.job.v1alpha1.AdjustRequest\x1a\".rlinf.job.v1alpha1.AdjustResponse\x12L\n\x05\x44rain\x12 .rlinf.job.v1alpha1.DrainRequest\x1a!.rlinf.job.v1alpha1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*rlinf_api/_pb/rlinf/job/v1alpha1/job.proto\x12\x12rlinf.job.v1alpha1\"\x12\n\x10GetStatusRequest\" \n\x0cWatchRequest\x12\x10\n\x08protocol\x18\x01 \x01(\x05\"v\n\x07\x46\x61ilure\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\x05\x12\x0b\n\x03pod\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\"\xfb\x06\n\tJobStatus\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x16\n\x0e\x64river_attempt\x18\x02 \x01(\x05\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.rlinf.job.v1alpha1.State\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\r\n\x05steps\x18\x07 \x01(\x03\x12\x0e\n\x06\x62ranch\x18\x08 \x01(\x05\x12\x15\n\rplan_revision\x18\t \x01(\x05\x12\x15\n\rplan_prepared\x18\n \x01(\x05\x12\x32\n\rfirst_failure\x18\x0c \x01(\x0b\x32\x1b.rlinf.job.v1alpha1.Failure\x12\x10\n\x08restarts\x18\r \x01(\x05\x12;\n\x07metrics\x18\x0e \x03(\x0b\x32*.rlinf.job.v1alpha1.JobStatus.MetricsEntry\x12\x16\n\x0e\x63heckpoint_uri\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x03\x12\x14\n\x0cstep_seconds\x18\x11 \x01(\x01\x12\x0f\n\x07missing\x18\x12 \x03(\t\x12\x10\n\x08sequence\x18\x13 \x01(\x03\x12\x16\n\x0eplan_preparing\x18\x14 \x01(\x05\x12\x13\n\x0bplan_failed\x18\x15 \x01(\x05\x12\x14\n\x0cplan_message\x18\x16 \x01(\t\x12\x14\n\x0cplan_pause_s\x18\x17 \x01(\x01\x12\x15\n\rplan_switches\x18\x18 \x01(\x03\x12&\n\x04goal\x18\x19 \x01(\x0b\x32\x18.rlinf.job.v1alpha1.Goal\x12\x12\n\nplan_steps\x18\x1a \x01(\x03\x12\x13\n\x0bplan_step_s\x18\x1b \x01(\x01\x12\x1a\n\x12plan_step_spread_s\x18\x1c \x01(\x01\x12+\n\x07rulings\x18\x1d \x03(\x0b\x32\x1a.rlinf.job.v1alpha1.Ruling\x12\x16\n\x0escheduler_away\x18\x1e \x01(\x08\x12\x15\n\rsilent_agents\x18\x1f \x03(\t\x12\x17\n\x0fplan_failed_uid\x18  \x01(\t\x12\x18\n\x10plan_pending_uid\x18! \x01(\t\x12\x10\n\x08plan_uid\x18\" \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x0b\x10\x0c\"T\n\x06Ruling\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.rlinf.job.v1alpha1.Failure\"8\n\x04Goal\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x03\x12\x0c\n\x04keep\x18\x03 \x01(\x05\"O\n\rAdjustRequest\x12\x16\n\x0e\x64river_attempt\x18\x01 \x01(\x05\x12&\n\x04goal\x18\x02 \x01(\x0b\x32\x18.rlinf.job.v1alpha1.Goal\"-\n\x0e\x41\x64justResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x83\x01\n\x0bPlanRequest\x12\x11\n\tplan_json\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x16\n\x0e\x64river_attempt\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rplan_switches\x18\x05 \x01(\x03\x12\x10\n\x08plan_uid\x18\x06 \x01(\t\"1\n\x0cPlanResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04\".\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"7\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\tJ\x04\x08\x02\x10\x03*}\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0c\n\x08STARTING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0e\n\nRECOVERING\x10\x04\x12\x0b\n\x07\x44RAINED\x10\x05\x12\x0c\n\x08\x43OMPLETE\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x32\xb5\x04\n\x03Job\x12P\n\tGetStatus\x12$.rlinf.job.v1alpha1.GetStatusRequest\x1a\x1d.rlinf.job.v1alpha1.JobStatus\x12J\n\x05Watch\x12 .rlinf.job.v1alpha1.WatchRequest\x1a\x1d.rlinf.job.v1alpha1.JobStatus0\x01\x12P\n\x0bPreparePlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12O\n\nCommitPlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12N\n\tAbortPlan\x12\x1f.rlinf.job.v1alpha1.PlanRequest\x1a .rlinf.job.v1alpha1.PlanResponse\x12O\n\x06\x41\x64just\x12!.rlinf.job.v1alpha1.AdjustRequest\x1a\".rlinf.job.v1alpha1.AdjustResponse\x12L\n\x05\x44rain\x12 .rlinf.job.v1alpha1.DrainRequest\x1a!.rlinf.job.v1alpha1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBSTATUS_METRICSENTRY']._loaded_options = None
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_STATE']._serialized_start=1678
-  _globals['_STATE']._serialized_end=1803
+  _globals['_STATE']._serialized_start=1696
+  _globals['_STATE']._serialized_end=1821
   _globals['_GETSTATUSREQUEST']._serialized_start=66
   _globals['_GETSTATUSREQUEST']._serialized_end=84
   _globals['_WATCHREQUEST']._serialized_start=86
@@ -42,25 +42,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURE']._serialized_start=120
   _globals['_FAILURE']._serialized_end=238
   _globals['_JOBSTATUS']._serialized_start=241
-  _globals['_JOBSTATUS']._serialized_end=1114
-  _globals['_JOBSTATUS_METRICSENTRY']._serialized_start=1062
-  _globals['_JOBSTATUS_METRICSENTRY']._serialized_end=1108
-  _globals['_RULING']._serialized_start=1116
-  _globals['_RULING']._serialized_end=1200
-  _globals['_GOAL']._serialized_start=1202
-  _globals['_GOAL']._serialized_end=1258
-  _globals['_ADJUSTREQUEST']._serialized_start=1260
-  _globals['_ADJUSTREQUEST']._serialized_end=1339
-  _globals['_ADJUSTRESPONSE']._serialized_start=1341
-  _globals['_ADJUSTRESPONSE']._serialized_end=1386
-  _globals['_PLANREQUEST']._serialized_start=1389
-  _globals['_PLANREQUEST']._serialized_end=1520
-  _globals['_PLANRESPONSE']._serialized_start=1522
-  _globals['_PLANRESPONSE']._serialized_end=1571
-  _globals['_DRAINREQUEST']._serialized_start=1573
-  _globals['_DRAINREQUEST']._serialized_end=1619
-  _globals['_DRAINRESPONSE']._serialized_start=1621
-  _globals['_DRAINRESPONSE']._serialized_end=1676
-  _globals['_JOB']._serialized_start=1806
-  _globals['_JOB']._serialized_end=2371
+  _globals['_JOBSTATUS']._serialized_end=1132
+  _globals['_JOBSTATUS_METRICSENTRY']._serialized_start=1080
+  _globals['_JOBSTATUS_METRICSENTRY']._serialized_end=1126
+  _globals['_RULING']._serialized_start=1134
+  _globals['_RULING']._serialized_end=1218
+  _globals['_GOAL']._serialized_start=1220
+  _globals['_GOAL']._serialized_end=1276
+  _globals['_ADJUSTREQUEST']._serialized_start=1278
+  _globals['_ADJUSTREQUEST']._serialized_end=1357
+  _globals['_ADJUSTRESPONSE']._serialized_start=1359
+  _globals['_ADJUSTRESPONSE']._serialized_end=1404
+  _globals['_PLANREQUEST']._serialized_start=1407
+  _globals['_PLANREQUEST']._serialized_end=1538
+  _globals['_PLANRESPONSE']._serialized_start=1540
+  _globals['_PLANRESPONSE']._serialized_end=1589
+  _globals['_DRAINREQUEST']._serialized_start=1591
+  _globals['_DRAINREQUEST']._serialized_end=1637
+  _globals['_DRAINRESPONSE']._serialized_start=1639
+  _globals['_DRAINRESPONSE']._serialized_end=1694
+  _globals['_JOB']._serialized_start=1824
+  _globals['_JOB']._serialized_end=2389
 # @@protoc_insertion_point(module_scope)

@@ -177,6 +177,7 @@ class JobStatus(_message.Message):
     SILENT_AGENTS_FIELD_NUMBER: _builtins.int
     PLAN_FAILED_UID_FIELD_NUMBER: _builtins.int
     PLAN_PENDING_UID_FIELD_NUMBER: _builtins.int
+    PLAN_UID_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     driver_attempt: _builtins.int
     state: Global___State.ValueType
@@ -214,6 +215,8 @@ class JobStatus(_message.Message):
     """of that plan's object, where Prepare named it"""
     plan_pending_uid: _builtins.str
     """likewise, of the plan that is preparing or prepared"""
+    plan_uid: _builtins.str
+    """likewise, of the plan in force"""
     @_builtins.property
     def first_failure(self) -> Global___Failure: ...
     @_builtins.property
@@ -267,10 +270,11 @@ class JobStatus(_message.Message):
         silent_agents: _abc.Iterable[_builtins.str] | None = ...,
         plan_failed_uid: _builtins.str = ...,
         plan_pending_uid: _builtins.str = ...,
+        plan_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure", "goal", b"goal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_failed_uid", b"plan_failed_uid", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_pending_uid", b"plan_pending_uid", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "checkpoint_step", b"checkpoint_step", "checkpoint_uri", b"checkpoint_uri", "driver_attempt", b"driver_attempt", "first_failure", b"first_failure", "goal", b"goal", "job_uid", b"job_uid", "message", b"message", "metrics", b"metrics", "missing", b"missing", "plan_failed", b"plan_failed", "plan_failed_uid", b"plan_failed_uid", "plan_message", b"plan_message", "plan_pause_s", b"plan_pause_s", "plan_pending_uid", b"plan_pending_uid", "plan_prepared", b"plan_prepared", "plan_preparing", b"plan_preparing", "plan_revision", b"plan_revision", "plan_step_s", b"plan_step_s", "plan_step_spread_s", b"plan_step_spread_s", "plan_steps", b"plan_steps", "plan_switches", b"plan_switches", "plan_uid", b"plan_uid", "reason", b"reason", "restarts", b"restarts", "rulings", b"rulings", "scheduler_away", b"scheduler_away", "sequence", b"sequence", "silent_agents", b"silent_agents", "state", b"state", "step", b"step", "step_seconds", b"step_seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
