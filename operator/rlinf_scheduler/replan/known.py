@@ -72,7 +72,7 @@ class Known:
     # --- what is known ------------------------------------------------------------------------------------------------
     @cached_property
     def records(self) -> Mapping[int, PlanRecord]:
-        """Of two that bear one revision, as a copy that somebody wrote, the one that is in force."""
+        """Where two bear one revision, as a copy that somebody wrote does, the one that is in force."""
         return {record.spec.revision: record for record in sorted(self.case.plans, key=lambda one: one.is_in_force)}
 
     @property
