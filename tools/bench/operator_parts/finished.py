@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_api import names as known
+from rlinf_operator.handlers.known import FINISHED_PER_S, FINISHED_S
 from tools.bench.harness import BenchError
 from tools.bench.operator_parts import scale
 from tools.bench.operator_parts.field import Field, Manifest, Say
@@ -96,13 +97,10 @@ def _of(child: Manifest, *, job: str, uid: str) -> Manifest:
 
 
 async def _until_all_are_seen(field: Field, jobs: int, *, limit_s: float) -> float:
-    """Seconds until each job had its first pass since the operator has started, those of the resync left aside."""
-    began = time.monotonic()
-
-    def again() -> float:
-        return (time.monotonic() - began) / RESYNC_S * min(jobs, RESYNC_S)  # one a second, where there are so many
-
-    while (passes := await asyncio.to_thread(field.passes)) < jobs + again():
+    """Seconds until each job had its first pass since the operator has started: beside them the resync passes over some
+    again, so that there may be as many passes before."""
+    began, least_s = time.monotonic(), FINISHED_S + jobs / FINISHED_PER_S
+    while (passes := await asyncio.to_thread(field.passes)) < jobs or time.monotonic() - began < least_s:
         if time.monotonic() - began > limit_s:
             operator = field.plane.operator.tail()
             raise BenchError(f"{passes:.0f} passes over {jobs} jobs within {limit_s:g} s:\n{operator}")
