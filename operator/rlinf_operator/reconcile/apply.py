@@ -95,9 +95,7 @@ async def apply(
         # A job's first plan: the next pass makes its pods at once, and its status says all that this one's would.
         return Applied(progressed=True, left_status=True)
     status = outcome.status_after(answers, observed, decided=decision.status, now=clients.clock())
-    wrote, is_end = status != observed.status, conditions.is_finished(status.conditions)
-    if is_end:  # an operator that dies behind the end's status leaves nobody who would look at its plan again
-        await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+    wrote = status != observed.status
     if wrote:
         await _write_status(observed, status, clients.store)
         events.log_changes(observed, status)
@@ -113,8 +111,7 @@ async def apply(
     ):
         if uid:
             await objects.delete_if_there(clients.store, kind, name, namespace=job.namespace, uid=uid)
-    if not is_end:
-        await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
+    await _settled(*(_write_plan_status(clients.store, observed, *entry) for entry in decision.plan_statuses))
     for name, uid in decision.delete_plans:
         await objects.delete_if_there(clients.store, "RLPlan", name, namespace=job.namespace, uid=uid)
     if (order := decision.drain) is not None:
@@ -129,7 +126,7 @@ async def apply(
     told_of = [*refused[:3], f"and {more} more"] if more else refused
     others = (answers.scheduler_away, answers.driver_refused, answers.not_adjusted, answers.queue_refused)
     trouble = "; ".join(filter(None, (*told_of, *others)))
-    finished = wrote and is_end
+    finished = wrote and conditions.is_finished(status.conditions)
     progressed = bool(answers.planned) or bool(answers.rest and not refused)
     return Applied(
         wrote_status=wrote, finished=finished, progressed=progressed, try_again=trouble, over_quota=answers.over_quota

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_api.conditions import Condition, Status
 from rlinf_api.errors import ClusterBusy, Conflict, RLinfError, WorkerUnreachable
 from rlinf_api.plan import Planned
 from rlinf_api.report import DriverState
@@ -160,19 +159,6 @@ async def test_deletions_come_after_the_status_then_plans_a_drain_and_events():
     patch = {"metadata": {"uid": plan.uid}, "status": {"conditions": []}}  # of this object, and of none that follows it
     assert world.store.writes[3][2:] == ("team", patch, "status")
     assert world.drivers.told == [("team/math", TARGET, 5.0)]
-
-
-async def test_the_end_of_a_job_is_told_behind_that_of_its_plan():
-    """Who dies between them repeats the pass; behind the job's end nobody looks at its plans again."""
-    world = World()
-    plan = world.world.plans[0]
-    over = Condition(type="Complete", status=Status.TRUE, reason="FlowFinished")
-    await world.apply(
-        status=world.observed.status.model_copy(update={"step": 9, "conditions": (over,)}),
-        delete_pods=(DeletePod(name="a", uid="u", why=""),), plan_statuses=((plan.name, plan.status),),
-    )  # fmt: skip
-    wrote = [write[:2] for write in world.store.writes]
-    assert wrote == [("patch", "math-p1"), ("replace", "math"), ("delete", "a"), ("create", "FlowFinished")]
 
 
 async def test_a_plan_that_somebody_deleted_has_no_status_and_an_event_may_be_lost(caplog):
