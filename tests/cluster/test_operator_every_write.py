@@ -202,6 +202,8 @@ def test_a_job_ends_the_same_though_the_operator_dies_at_a_write(
     print(f"{time.monotonic() - began:.1f} s with deaths at {rule.died_at}; {len(rule.seen)} writes in all")
     # Of the last writes a life may have one more or less: two statuses in a row may be one.
     due = [what for what in at if isinstance(what, str) or what <= undisturbed.writes - 4]
+    if "PATCH rlplans" not in rule.seen:  # the end was the first that was heard of the plan, and it dies as pods go
+        due = [what for what in due if what != "PATCH rlplans"]
     assert len(rule.died_at) >= len(due)
     assert end_of(cluster, namespace) == undisturbed.end
     assert made_pods(cluster, namespace) == {"cartpole-driver-a1": 1, "cartpole-cpu-0-a1": 1}
