@@ -7,7 +7,7 @@
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| Load._follow | RLJobs by list and watch | an event | the API server; a new list when it ends |
+| Load._follow, one per kind | RLJobs or pods by list and watch | an event | the API server; a new list when it ends |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -45,12 +45,47 @@ class Load:
     async def on(cls, field: Field) -> AsyncIterator[Load]:
         async with await kube.connect(kubeconfig=str(field.cluster.kubeconfig)) as connection:
             load = cls(field, KubeApi(connection, timeout_s=API_TIMEOUT_S, metrics=Metrics()))
-            follower = asyncio.create_task(load._follow())
-            try:
+            async with load.following("RLJob", known=load.jobs, seen=load._seen, gone=load._gone):
                 yield load
-            finally:
-                follower.cancel()
-                await asyncio.gather(follower, return_exceptions=True)
+
+    @asynccontextmanager
+    async def following(
+        self, kind: str, *, known: MutableMapping[str, Any], seen: Callable[[Manifest], None],
+        gone: Callable[[str], None],
+    ) -> AsyncIterator[None]:  # fmt: skip
+        """Tells of each object of the namespace, and of each that went. `known`: by name, made anew with each list."""
+        follower = asyncio.create_task(self._follow(kind, known, seen, gone))
+        try:
+            yield
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+
+    async def _follow(
+        self, kind: str, known: MutableMapping[str, Any], seen: Callable[[Manifest], None], gone: Callable[[str], None]
+    ) -> None:
+        while True:
+            with contextlib.suppress(RLinfError):
+                await self._watch(kind, known, seen, gone)
+            await asyncio.sleep(0.1)
+
+    async def _watch(
+        self, kind: str, known: MutableMapping[str, Any], seen: Callable[[Manifest], None], gone: Callable[[str], None]
+    ) -> None:
+        known.clear()
+        async for page in self.api.pages(kind, namespace=self.field.namespace):
+            for found in page.items:
+                seen(found)
+        async with self.api.open_watch(
+            kind, resource_version=page.resource_version, server_timeout_s=900, namespace=self.field.namespace
+        ) as events:
+            async for event in events:
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] == "DELETED":
+                    gone(event["object"]["metadata"]["name"])
+                elif event["type"] != "BOOKMARK":
+                    seen(event["object"])
 
     def describe(self, name: str) -> str:
         """Its conditions, and the end of the operator's log."""
@@ -105,28 +140,9 @@ class Load:
         page = await asyncio.to_thread(self.field.cluster.api.get, path)
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
 
-    async def _follow(self) -> None:
-        while True:
-            with contextlib.suppress(RLinfError):
-                await self._watch()
-            await asyncio.sleep(0.1)
-
-    async def _watch(self) -> None:
-        self.jobs = {}
-        async for page in self.api.pages("RLJob", namespace=self.field.namespace):
-            for job in page.items:
-                self._seen(job)
-        async with self.api.open_watch(
-            "RLJob", resource_version=page.resource_version, server_timeout_s=900, namespace=self.field.namespace
-        ) as events:
-            async for event in events:
-                if event["type"] == "ERROR":
-                    return
-                if event["type"] == "DELETED":
-                    self.jobs.pop(event["object"]["metadata"]["name"], None)
-                    self._changed.set()
-                elif event["type"] != "BOOKMARK":
-                    self._seen(event["object"])
+    def _gone(self, name: str) -> None:
+        self.jobs.pop(name, None)
+        self._changed.set()
 
     def _seen(self, job: Manifest) -> None:
         name = job["metadata"]["name"]

@@ -6,22 +6,19 @@ completed HOLD_S later, so that jobs wait for each other from the first dozen on
 
 | task | consumes | waits for | unblocked by |
 |---|---|---|---|
-| _Pods.follow | pods by list and watch | an event | the API server; a new list when it ends |
 | one per job | - | it is admitted, it runs, HOLD_S | Load; the API server's answer |
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rlinf_api import names as known
-from rlinf_api.errors import RLinfError
 from tools.bench.harness import BenchError
 from tools.bench.operator_parts.field import Field, Manifest, Say
 from tools.bench.operator_parts.load import Load, condition, is_running
@@ -45,7 +42,8 @@ async def measure(field: Field, *, jobs: int, say: Say) -> Mapping[str, float]:
     pods_of_all = AT_ONCE * (field.pods + 1)
     await asyncio.to_thread(_prepare, field, quota=pods_of_all)
     names = [f"queued-{number}" for number in range(jobs)]
-    async with Load.on(field) as load, _Pods(load) as pods:
+    pods = _Pods()
+    async with Load.on(field) as load, load.following("Pod", known=pods.live, seen=pods.seen, gone=pods.gone):
         await _until_kueue_is_known(load)
         runs = []
         for name in names:
@@ -142,48 +140,18 @@ async def _until_kueue_is_known(load: Load) -> None:
 
 
 class _Pods:
-    """`async with`. `most`: pods of jobs that were there at once and had not ended."""
+    """`most`: pods of jobs that were there at once and had not ended."""
 
-    def __init__(self, load: Load) -> None:
-        self._load, self._live, self.most = load, set[str](), 0
-        self._follower: asyncio.Task[None] | None = None
+    def __init__(self) -> None:
+        self.live: dict[str, Manifest] = {}
+        self.most = 0
 
-    async def __aenter__(self) -> _Pods:
-        self._follower = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._follower is not None
-        self._follower.cancel()
-        await asyncio.gather(self._follower, return_exceptions=True)
-
-    async def _follow(self) -> None:
-        while True:
-            with contextlib.suppress(RLinfError):
-                await self._watch()
-            await asyncio.sleep(0.1)
-
-    async def _watch(self) -> None:
-        api, namespace = self._load.api, self._load.field.namespace
-        self._live = set()
-        async for page in api.pages("Pod", namespace=namespace):
-            for pod in page.items:
-                self._seen(pod)
-        async with api.open_watch(
-            "Pod", resource_version=page.resource_version, server_timeout_s=900, namespace=namespace
-        ) as events:
-            async for event in events:
-                if event["type"] == "ERROR":
-                    return
-                if event["type"] == "DELETED":
-                    self._live.discard(event["object"]["metadata"]["name"])
-                elif event["type"] != "BOOKMARK":
-                    self._seen(event["object"])
-
-    def _seen(self, pod: dict[str, Any]) -> None:
-        name = pod["metadata"]["name"]
-        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-            self._live.discard(name)
+    def seen(self, pod: Manifest) -> None:
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            self.gone(pod["metadata"]["name"])
         else:
-            self._live.add(name)
-        self.most = max(self.most, len(self._live))
+            self.live[pod["metadata"]["name"]] = pod
+        self.most = max(self.most, len(self.live))
+
+    def gone(self, name: str) -> None:
+        self.live.pop(name, None)
