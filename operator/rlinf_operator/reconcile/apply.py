@@ -422,8 +422,7 @@ async def _delete_pod(store: ObjectStore, pod: DeletePod, *, namespace: str, log
 
 
 async def _write_plan_status(store: ObjectStore, observed: Observed, name: str, status: api.Model) -> None:
-    """With the uid that was looked at, so that the API server refuses it where the plan was written anew since."""
-    uid = next(plan.uid for plan in observed.plans if plan.name == name)
-    patch = {"metadata": {"uid": uid}, "status": api.dump(status)}
     with contextlib.suppress(NotFound):
-        await store.patch("RLPlan", name, patch=patch, namespace=observed.job.namespace, subresource="status")
+        await store.patch(
+            "RLPlan", name, patch={"status": api.dump(status)}, namespace=observed.job.namespace, subresource="status"
+        )

@@ -156,8 +156,7 @@ async def test_deletions_come_after_the_status_then_plans_a_drain_and_events():
         ("create", "Second"),
     ]  # fmt: skip
     assert world.store.writes[2] == ("delete", "math", "NetworkPolicy", "team", "n1")
-    patch = {"metadata": {"uid": plan.uid}, "status": {"conditions": []}}  # of this object, and of none that follows it
-    assert world.store.writes[3][2:] == ("team", patch, "status")
+    assert world.store.writes[3][2:] == ("team", {"status": {"conditions": []}}, "status")
     assert world.drivers.told == [("team/math", TARGET, 5.0)]
 
 
