@@ -525,7 +525,8 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
 
     kill(new, of=namespace)
     wait(lambda: len(workers()) == 3 and new not in workers(), "its successor")
-    wait(lambda: has(2), "two generators again")
+    # 80 s of steps until the drift, one report of 30 s in which old and new steps are mixed, and one of new ones alone.
+    wait(lambda: has(2), "two generators again", 300)
     wait(lambda: workers() == before, "the end of the third pod")
     assert cluster.api.get(job)["status"]["step"] >= growing.DRIFT_STEP
     every = [(n, c) for n, p in plans().items() for c in (p.get("status") or {}).get("conditions", ())]

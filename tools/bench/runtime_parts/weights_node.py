@@ -111,6 +111,7 @@ class Node:
         sender._here = here
         if (parts := c.get("parts")) is not None:
             sender._here = lambda holding, view, numbers: list(here(holding, view, numbers))[: parts - numbers[0]]
+        self.weights._moved.notify()  # a transfer that begins meanwhile waits for the parts that were held
         return {}
 
     async def spoil(self, c: Command) -> Command:
