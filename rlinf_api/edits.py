@@ -82,7 +82,9 @@ class EditRule:
 
     @property
     def cel(self) -> str:
-        return f"{FREE} || {self.same}" if self.free_while_suspended else self.same
+        """What has stayed the same comes first: the API server asks all of these at each write of a status too, and to
+        look a field up costs it as much as the object around it has fields."""
+        return f"{self.same} || {FREE}" if self.free_while_suspended else self.same
 
 
 STARTS: Final = (JobState.QUEUED, JobState.STARTING, JobState.SUSPENDED)
@@ -134,7 +136,8 @@ RULES: Final[tuple[EditRule, ...]] = (
     _never("spec.flow.name", "self.spec.flow.name == oldSelf.spec.flow.name"),
     _never(
         "spec.roles",
-        f"{_NEW_ROLES}.size() == {_OLD_ROLES}.size() && {_NEW_ROLES}.all(x, x in {_OLD_ROLES})",
+        f"{_names('roles', 'o.name == e.name && o.kind == e.kind')}"
+        f" || {_NEW_ROLES}.size() == {_OLD_ROLES}.size() && {_NEW_ROLES}.all(x, x in {_OLD_ROLES})",
         what="spec.roles: roles and their kinds",
     ),
     _suspended(

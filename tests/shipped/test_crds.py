@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
+from rlinf_api import edits, supported
 from rlinf_api import job as api
-from rlinf_api import supported
 from tests.builders import ppo_job
 from tools import gen_crds
 
@@ -111,6 +111,18 @@ def test_a_number_or_a_range_is_bounded_whichever_of_them_it_is(listed, field):
     assert "type" not in node
     assert (node["minimum"], node["maximum"], node["required"]) == (1, 100_000, ["min", "max"])
     assert (node["properties"]["min"]["minimum"], node["properties"]["max"]["maximum"]) == (0, 100_000)
+
+
+def test_an_edits_rule_is_over_where_nothing_was_edited_before_it_asks_for_more():
+    """All of them are asked at each write of a status: the status itself, and whether the job is suspended, only where
+    something has changed."""
+    rules = root("rlinf.io_rljobs.yaml")["x-kubernetes-validations"]
+    of_edits = [rule for rule in rules if "oldSelf" in rule["rule"]]
+    assert len(of_edits) == len(edits.RULES)
+    for rule in of_edits:
+        same, _, rest = rule["rule"].partition(" || self.spec.suspend")
+        assert "status" not in same, rule
+        assert ("oldSelf.status.attempt == 0" in rest) == ("at work" in rule["message"]), rule
 
 
 def test_a_plans_spec_cannot_change():
