@@ -78,6 +78,8 @@ class _Pace:
     trouble: str = ""
     """Why the last pass is repeated; empty: it is not."""
     progress_written_at: float | None = None
+    progress_turn_at: float | None = None
+    """When the pass is due that was given to the job for its progress alone; None: it waits for none."""
     finished: bool = False
     passed_at: float = 0.0
     pods: int = 0
@@ -132,6 +134,7 @@ class Reconciler:
         self._memory: dict[JobKey, _Pace] = {}
         self._followed: set[JobKey] = set()
         self._doubts_told_at: float | None = None
+        self._progress_turn_at = 0.0
 
     def overdue(self) -> tuple[int, float]:
         """(jobs that wait for a pass and are due, seconds of the oldest wait or pass)."""
@@ -172,7 +175,7 @@ class Reconciler:
             self._forget(key)
             return Applied()
         memory = self._memory.setdefault(key, _Pace())
-        memory.passed_at = time.monotonic()
+        memory.passed_at, memory.progress_turn_at = time.monotonic(), None
         now = self._clock()
         due = self._progress_due_s(memory) <= 0
         trusted = self._clients.authority.trusted()
@@ -253,10 +256,21 @@ class Reconciler:
         interval_s = max(self._settings.progress_interval_s, len(self._followed) / PROGRESS_PER_S)
         return max(0.0, memory.progress_written_at + interval_s - time.monotonic())
 
+    def _progress_turn_s(self, memory: _Pace) -> float:
+        """Seconds until a pass for progress alone. Where many jobs are due at once, as when all of them begin to step,
+        they come PROGRESS_PER_S a second: behind a thousand passes a failure would wait for half a minute."""
+        due_s, now = self._progress_due_s(memory), time.monotonic()
+        if due_s > 0:
+            return due_s
+        if memory.progress_turn_at is None:
+            memory.progress_turn_at = max(now, self._progress_turn_at)
+            self._progress_turn_at = memory.progress_turn_at + 1 / PROGRESS_PER_S
+        return max(0.0, memory.progress_turn_at - now)
+
     def _driver_changed(self, key: JobKey, *, progress: bool = False) -> None:
         """A step is no reason for a pass: a thousand jobs would be a thousand passes a second that write nothing."""
         memory = self._memory.get(key) if progress else None
-        self.enqueue(key, after_s=self._progress_due_s(memory) if memory is not None else 0.0)
+        self.enqueue(key, after_s=self._progress_turn_s(memory) if memory is not None else 0.0)
 
     def _follow_driver(self, observed: Observed) -> None:
         """Listens to the newest driver that runs and has an address; none once the job is finished or without pods."""

@@ -118,6 +118,33 @@ async def test_all_jobs_together_write_progress_at_one_rate(monkeypatch):
         assert (await cluster.status()).get("step") in (None, 0)
 
 
+async def test_jobs_whose_progress_is_due_at_once_have_their_passes_one_after_the_other():
+    """A thousand of them would be half a minute in which a failure waits for its pass."""
+    cluster = Cluster()
+    keys = [JobKey(namespace="team", name=f"job-{number}") for number in range(100)]
+    for key in keys:
+        await cluster.apply(ppo_job(name=key.name))
+        await cluster.reconciler.pass_over(key)
+    reconciler, queue = cluster.reconciler, cluster.reconciler._queue
+    for memory in reconciler._memory.values():
+        memory.progress_written_at = None
+    queue._due.clear()
+    now = queue._now()
+    for _ in range(3):  # each reports again before its pass: it keeps its turn
+        for key in keys:
+            reconciler._driver_changed(key, progress=True)
+    turns = sorted(due - now for due in queue._due.values())
+    assert len(turns) == 100
+    assert turns == pytest.approx([number / loop.PROGRESS_PER_S for number in range(100)], abs=0.04)
+    reconciler._driver_changed(keys[-1])
+    assert queue._due[keys[-1]] - now < 0.5, "what is more than progress is looked at at once"
+    await reconciler.pass_over(keys[0])
+    reconciler._memory[keys[0]].progress_written_at = None
+    queue._due.clear()
+    reconciler._driver_changed(keys[0], progress=True)
+    assert 4.5 < queue._due[keys[0]] - now < 6.0, "behind the others that wait"
+
+
 def test_the_rate_is_that_of_the_documents():
     """max(30 s, jobs / 20 s)."""
     assert loop.PROGRESS_PER_S == 20
