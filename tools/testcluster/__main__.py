@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--network-policies", action="store_true", help="enforce NetworkPolicy (test-only translator)")
     up.add_argument("--prometheus", action="store_true", help="run Debian's Prometheus in the hub")
     up.add_argument(
-        "--with", action="append", default=[], choices=["kueue"], dest="others", help="run Kueue in the hub"
+        "--with", action="append", default=[], choices=["kueue", "jobset"], dest="others", help="run it in the hub"
     )
     up.add_argument("--audit", action="store_true", help="write an audit log")
     _name(command("down", _down, "remove every trace of a cluster"))
@@ -109,6 +109,7 @@ def _up(arguments: argparse.Namespace) -> None:
         network_policies=arguments.network_policies,
         prometheus=arguments.prometheus,
         kueue="kueue" in arguments.others,
+        jobset="jobset" in arguments.others,
         audit=arguments.audit,
     )
     cluster = Cluster.up(arguments.name, options, report=say)

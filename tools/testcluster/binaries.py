@@ -37,6 +37,7 @@ HELM = "v3.22.0"
 GO_MODULE = Path(__file__).with_name("go")
 BUILDKIT_MODULE = Path(__file__).with_name("go-buildkit")
 KUEUE_MODULE = Path(__file__).with_name("go-kueue")
+JOBSET_MODULE = Path(__file__).with_name("go-jobset")
 # Snapshotters that need a library or a device this cluster never has.
 TAGS = "no_btrfs no_zfs no_devmapper"
 BUILD_TIMEOUT_S = 3600.0
@@ -63,6 +64,8 @@ class BuildSet:
     """File name to Go package."""
     files: dict[str, str] = field(default_factory=dict)
     """What of its modules' sources the programs need at run time: name here to `module:path`, a folder or a file."""
+    of_all: bool = True
+    """Whether it is one of `all`, those that tests need."""
 
 
 CORE = BuildSet(
@@ -106,8 +109,20 @@ KUEUE = BuildSet(
         "webhooks.yaml": "sigs.k8s.io/kueue:config/components/webhook/manifests.yaml",
     },
 )
+# For clusters `--with jobset` only, which are those of a benchmark. Its requirements are older than Kueue's: the stock
+# program does not compile with Kueue's controller-runtime.
+JOBSET = BuildSet(
+    name="jobset",
+    module=JOBSET_MODULE,
+    programs={"jobset": "sigs.k8s.io/jobset"},
+    files={
+        "crds": "sigs.k8s.io/jobset:config/components/crd/bases",
+        "webhooks.yaml": "sigs.k8s.io/jobset:config/components/webhook/manifests.yaml",
+    },
+    of_all=False,
+)
 USED_FOR = {"buildkit": "build images", "kueue": "queue jobs"}
-SETS = {"core": CORE, "buildkit": BUILDKIT, "kueue": KUEUE}
+SETS = {made.name: made for made in (CORE, BUILDKIT, KUEUE, JOBSET)}
 
 
 def cache_root() -> Path:
@@ -344,7 +359,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except MissingRequirement as err:
         say(f"nothing is built, as cluster tests cannot run here: {err}")
         return 1 if must_be_whole() else 0
-    for name in SETS if arguments.set == "all" else [arguments.set]:
+    for name in [made.name for made in SETS.values() if made.of_all] if arguments.set == "all" else [arguments.set]:
         try:
             print(build(SETS[name], report=say, jobs=arguments.jobs))
         except ClusterError as err:

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tools.testcluster import accelerators, kueue, kwok, parts, prometheus
+from tools.testcluster import accelerators, jobset, kueue, kwok, parts, prometheus
 from tools.testcluster.layout import PYTHON_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -43,8 +43,11 @@ def start(cluster: Cluster, report: Callable[[str], None]) -> None:
             timeout_s=TIMEOUT_S,
         )
     if options.kueue:
-        _wait_for_kueue(cluster)
-        kueue.install_webhooks(cluster.paths, addresses, cluster.api)
+        _wait_for_webhooks(cluster, "Kueue", kueue.WEBHOOK_PORT)
+        kueue.install_webhooks(cluster.paths, addresses, cluster.api, jobset=options.jobset)
+    if options.jobset:
+        _wait_for_webhooks(cluster, "JobSet", jobset.WEBHOOK_PORT)
+        jobset.install_webhooks(cluster.paths, addresses, cluster.api)
     if options.prometheus:
         cluster.wait(
             lambda: _answers(f"http://{addresses.hub}:{prometheus.PORT}/-/ready"),
@@ -66,7 +69,10 @@ def _start_in_hub(cluster: Cluster, name: str, report: Callable[[str], None]) ->
         kwok.write_config(paths.config)
         cluster.hub.start(name, kwok.words(paths, addresses))
     elif name == "kueue":
-        cluster.hub.start(name, kueue.words(kueue.prepare(paths, addresses, cluster.api, wait=cluster.wait), paths))
+        folder = kueue.prepare(paths, addresses, cluster.api, wait=cluster.wait, jobset=cluster.options.jobset)
+        cluster.hub.start(name, kueue.words(folder, paths))
+    elif name == "jobset":
+        cluster.hub.start(name, jobset.words(jobset.prepare(paths, addresses, cluster.api, wait=cluster.wait), paths))
     elif name == "prometheus-targets":
         words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
         words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]
@@ -84,17 +90,27 @@ def restart_kueue(cluster: Cluster, more: Mapping[str, Any] | None = None) -> No
 
         restart_kueue(cluster, {"waitForPodsReady": {"timeout": "40s"}})
     """
+    _restart_kueue(cluster, more, with_jobset=cluster.options.jobset)
+
+
+def _restart_kueue(cluster: Cluster, more: Mapping[str, Any] | None, *, with_jobset: bool) -> None:
     cluster.hub.stop("kueue")
     folder = kueue.prepare(cluster.paths, cluster.addresses, cluster.api, wait=cluster.wait)
-    kueue.configure(cluster.paths, more)
+    kueue.configure(cluster.paths, more, jobset=with_jobset)
     cluster.hub.start("kueue", kueue.words(folder, cluster.paths))
-    _wait_for_kueue(cluster)
+    _wait_for_webhooks(cluster, "Kueue", kueue.WEBHOOK_PORT)
 
 
-def add_kueue(cluster: Cluster) -> None:
+def add_kueue(cluster: Cluster, *, with_jobset: bool = False) -> None:
     """To a cluster that was made without."""
-    restart_kueue(cluster)
-    kueue.install_webhooks(cluster.paths, cluster.addresses, cluster.api)
+    paths, addresses, api = cluster.paths, cluster.addresses, cluster.api
+    if with_jobset:
+        _start_in_hub(cluster, "jobset", lambda _: None)
+        _wait_for_webhooks(cluster, "JobSet", jobset.WEBHOOK_PORT)
+    _restart_kueue(cluster, None, with_jobset=with_jobset)
+    kueue.install_webhooks(paths, addresses, api, jobset=with_jobset)
+    if with_jobset:
+        jobset.install_webhooks(paths, addresses, api)
 
 
 def start_on_node(cluster: Cluster, index: int) -> None:
@@ -114,9 +130,9 @@ def start_on_node(cluster: Cluster, index: int) -> None:
             node.start(name, words, env=PYTHON_ENVIRONMENT)
 
 
-def _wait_for_kueue(cluster: Cluster) -> None:
+def _wait_for_webhooks(cluster: Cluster, who: str, port: int) -> None:
     hub = cluster.addresses.hub
-    cluster.wait(lambda: _listens(hub, kueue.WEBHOOK_PORT), what="Kueue to listen", timeout_s=TIMEOUT_S)
+    cluster.wait(lambda: _listens(hub, port), what=f"{who} to listen", timeout_s=TIMEOUT_S)
 
 
 def _listens(host: str, port: int) -> bool:

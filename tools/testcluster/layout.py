@@ -60,6 +60,8 @@ class Options:
     """Enforces NetworkPolicy by the test-only translator."""
     prometheus: bool = False
     kueue: bool = False
+    jobset: bool = False
+    """JobSet too, whose jobs Kueue admits."""
     audit: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +75,8 @@ class Options:
         ):
             if not least <= number <= most:
                 raise ClusterError(f"a test cluster has {least} to {most} {what}, not {number}")
+        if self.jobset and not self.kueue:
+            raise ClusterError("JobSet runs beside Kueue only, and Kueue was not asked for; add it: --with kueue")
         for pair in self.extended_resources:
             name, _, count = pair.partition("=")
             if "/" not in name or not count.isdigit():

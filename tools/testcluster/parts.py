@@ -27,7 +27,8 @@ def hub_extras(options: Options) -> list[str]:
     """
     kwok = ["kwok"] if options.kwok_nodes else []
     prometheus = ["prometheus-targets", "prometheus"] if options.prometheus else []
-    return kwok + prometheus + (["kueue"] if options.kueue else [])
+    # JobSet first: Kueue waits ever longer for a kind that it does not find when it starts.
+    return kwok + prometheus + (["jobset"] if options.jobset else []) + (["kueue"] if options.kueue else [])
 
 
 def node_extras(options: Options) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.testcluster import binaries, seals
+from tools.testcluster import binaries, jobset, seals
 from tools.testcluster.binaries import BuildSet
 from tools.testcluster.errors import BuildFailed, NotBuilt
 from tools.testcluster.layout import Paths
@@ -188,6 +188,11 @@ def test_every_set_names_its_own_module():
     for build in binaries.SETS.values():
         assert (build.module / "go.mod").exists()
         assert (build.module / "go.sum").exists()
+
+
+def test_kueue_is_made_for_the_jobset_that_runs_beside_it():
+    text = (binaries.KUEUE_MODULE / "go.mod").read_text(encoding="utf-8")
+    assert f"sigs.k8s.io/jobset {jobset.version()}\n" in text
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "lost", "no seal and empty", "torn seal"])

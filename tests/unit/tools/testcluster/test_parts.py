@@ -15,6 +15,7 @@ from tools.testcluster import (
     configs,
     dns,
     images,
+    jobset,
     kueue,
     kwok,
     parts,
@@ -23,7 +24,7 @@ from tools.testcluster import (
 )
 from tools.testcluster.apiproxy import Answer, Drop, Rule, choose, status_body
 from tools.testcluster.commands import run, says
-from tools.testcluster.errors import CommandFailed, Overdue
+from tools.testcluster.errors import ClusterError, CommandFailed, Overdue
 from tools.testcluster.layout import Addresses, Options, Paths
 from tools.testcluster.machine import Process, Record
 from tools.testcluster.waiting import until
@@ -60,16 +61,58 @@ def test_a_test_may_ask_kueue_for_more_than_its_configuration_has():
     assert "waitForPodsReady" not in usual
 
 
-def test_kueues_webhooks_of_its_own_kinds_are_called_in_the_hub():
-    def hook(group: str, path: str) -> dict[str, object]:
-        service = {"name": "webhook-service", "namespace": "system", "path": path}
-        return {"name": path, "clientConfig": {"service": service}, "rules": [{"apiGroups": [group]}]}
+def hook(group: str, plural: str) -> dict[str, object]:
+    service = {"name": "webhook-service", "namespace": "system", "path": f"/{plural}"}
+    rule = {"apiGroups": [group], "resources": [plural]}
+    return {"name": plural, "clientConfig": {"service": service}, "rules": [rule]}
 
-    found = {"metadata": {"name": "validating"}, "webhooks": [hook("", "/pod"), hook("kueue.x-k8s.io", "/workload")]}
+
+def test_kueues_webhooks_of_its_own_kinds_are_called_in_the_hub():
+    found = {"metadata": {"name": "validating"}, "webhooks": [hook("", "pods"), hook("kueue.x-k8s.io", "workloads")]}
     made = kueue.webhooks(found, ADDRESSES, ca="Y2E=")
     assert made["metadata"] == {"name": "kueue-validating"}
     (kept,) = made["webhooks"]
-    assert kept["clientConfig"] == {"url": "https://10.64.0.1:9443/workload", "caBundle": "Y2E="}
+    assert kept["clientConfig"] == {"url": "https://10.64.0.1:9443/workloads", "caBundle": "Y2E="}
+
+
+def test_kueue_admits_jobsets_and_has_a_say_in_them_only_beside_jobset():
+    found = {"metadata": {"name": "mutating"}, "webhooks": [hook("jobset.x-k8s.io", "jobsets")]}
+    assert kueue.webhooks(found, ADDRESSES, ca="Y2E=")["webhooks"] == []
+    assert len(kueue.webhooks(found, ADDRESSES, ca="Y2E=", jobset=True)["webhooks"]) == 1
+    frameworks = [
+        yaml.safe_load(kueue.configuration(jobset=beside))["integrations"]["frameworks"] for beside in (False, True)
+    ]
+    assert frameworks == [["pod"], ["jobset.x-k8s.io/jobset"]]
+
+
+def test_jobsets_webhooks_are_called_in_the_hub_and_of_pods_for_its_own_only():
+    found = {"metadata": {"name": "mutating"}, "webhooks": [hook("jobset.x-k8s.io", "jobsets"), hook("", "pods")]}
+    made = jobset.webhooks(found, ADDRESSES, ca="Y2E=")
+    assert made["metadata"] == {"name": "jobset-mutating"}
+    of_jobsets, of_pods = made["webhooks"]
+    assert of_jobsets["clientConfig"] == {"url": "https://10.64.0.1:9445/jobsets", "caBundle": "Y2E="}
+    assert "objectSelector" not in of_jobsets
+    (asked,) = of_pods["objectSelector"]["matchExpressions"]
+    assert asked == {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}
+
+
+def test_jobset_serves_its_webhooks_with_the_certificates_that_were_made_for_it():
+    made = yaml.safe_load(jobset.configuration(PATHS))
+    assert made["webhook"] == {"port": jobset.WEBHOOK_PORT, "certDir": "/state/x/config/jobset-webhooks"}
+    assert made["internalCertManagement"] == {"enable": False}
+    words = jobset.words(Path("/programs"), PATHS)
+    assert words[0] == "/programs/jobset"
+    assert "--config=/state/x/config/jobset.yaml" in words
+
+
+def test_no_two_programs_of_the_hub_listen_on_one_port():
+    ports = [kueue.WEBHOOK_PORT, kueue.HEALTH_PORT, jobset.WEBHOOK_PORT, jobset.HEALTH_PORT]
+    assert len(set(ports)) == len(ports)
+
+
+def test_jobset_is_refused_without_the_queue_that_admits_its_jobs():
+    with pytest.raises(ClusterError, match=r"JobSet runs beside Kueue only, .*--with kueue"):
+        Options(jobset=True)
 
 
 def test_kwok_stages_are_stages():
@@ -193,7 +236,9 @@ def test_a_record_tells_what_ended_by_itself(tmp_path: Path):
     assert record.ended() == []
 
 
-EVERYTHING = Options(nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True, kueue=True)
+EVERYTHING = Options(
+    nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True, kueue=True, jobset=True
+)
 
 
 def test_every_daemon_of_the_options_is_missed_when_it_has_died_or_stands_still(tmp_path: Path):

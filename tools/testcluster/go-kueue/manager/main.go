@@ -1,14 +1,17 @@
-// Kueue's manager with the controllers of its own kinds, of topologies among them, its scheduler and its webhooks.
+// Kueue's manager with the controllers of its own kinds, of topologies among them, its scheduler and its webhooks, and the
+// integration with JobSet where its configuration names that.
 //
-// The stock program links an integration with every other kind of job (Ray, Kubeflow, JobSet ...), MultiKueue and a
-// visibility server, which are most of its build time and none of which an RLJob meets. Order as in sigs.k8s.io/kueue's
-// cmd/kueue.
+// The stock program links an integration with every other kind of job (Ray, Kubeflow ...), MultiKueue and a visibility
+// server, which are most of its build time and none of which an RLJob meets. JobSet's is one package more of 935. Order
+// as in sigs.k8s.io/kueue's cmd/kueue.
 package main
 
 import (
 	"flag"
 	"os"
+	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -18,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	jobsetapi "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 
 	configapi "sigs.k8s.io/kueue/apis/config/v1beta2"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -27,6 +31,8 @@ import (
 	"sigs.k8s.io/kueue/pkg/constants"
 	"sigs.k8s.io/kueue/pkg/controller/core"
 	"sigs.k8s.io/kueue/pkg/controller/core/indexer"
+	"sigs.k8s.io/kueue/pkg/controller/jobframework"
+	"sigs.k8s.io/kueue/pkg/controller/jobs/jobset"
 	"sigs.k8s.io/kueue/pkg/controller/tas"
 	tasindexer "sigs.k8s.io/kueue/pkg/controller/tas/indexer"
 	"sigs.k8s.io/kueue/pkg/metrics"
@@ -47,6 +53,7 @@ func main() {
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(kueue.AddToScheme(scheme))
 	utilruntime.Must(configapi.AddToScheme(scheme))
+	utilruntime.Must(jobsetapi.AddToScheme(scheme))
 
 	options, cfg, err := config.Load(scheme, *file)
 	must(err, "load the configuration")
@@ -74,6 +81,21 @@ func main() {
 	must(err, "set up controller "+failed)
 	failed, err = tas.SetupControllers(mgr, queues, cache, &cfg, nil)
 	must(err, "set up controller "+failed)
+	if slices.Contains(cfg.Integrations.Frameworks, jobset.FrameworkName) {
+		selector, err := metav1.LabelSelectorAsSelector(cfg.ManagedJobsNamespaceSelector)
+		must(err, "read managedJobsNamespaceSelector")
+		jobs := []jobframework.Option{
+			jobframework.WithEnabledFrameworks([]string{jobset.FrameworkName}),
+			jobframework.WithManageJobsWithoutQueueName(cfg.ManageJobsWithoutQueueName),
+			jobframework.WithManagedJobsNamespaceSelector(selector),
+			jobframework.WithWaitForPodsReady(cfg.WaitForPodsReady),
+			jobframework.WithManagerName(constants.KueueName),
+			jobframework.WithCache(cache),
+			jobframework.WithQueues(queues),
+		}
+		must(jobframework.SetupIndexes(ctx, mgr.GetFieldIndexer(), jobs...), "set up indexes of JobSets")
+		must(jobframework.SetupControllers(ctx, mgr, ctrl.Log, jobs...), "set up the integration with JobSet")
+	}
 	failed, err = webhooks.Setup(mgr, nil)
 	must(err, "set up webhook "+failed)
 	go queues.CleanUpOnContext(ctx)
