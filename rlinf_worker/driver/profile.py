@@ -4,7 +4,8 @@
                                                                          └──> of_plan ────> profile.json
 
 A profile goes out for each of the first `profileSteps` steps of a plan, then of a block of BLOCK steps, by which the
-plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one.
+plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one,
+from its first step that did.
 Left out are steps in which somebody was lost, as what they took is no property of the job, those with an evaluation or
 a save in them, as no other step has that, and steps that are made again behind a checkpoint, as they are in it already.
 Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
@@ -404,7 +405,7 @@ class ProfileBook:
         self._is_saved = False  # the step committed last; that takes its time of the one behind it
         self._in_a_row = Counter[str]()  # steps by now that have something which others may not have
         self._starts: dict[str, Stat] = {}  # by role; of all plans
-        self._block: Totals | None = None
+        self._block: list[Totals] = []  # one for each of its steps
         self._usual_s = 0.0  # a step, in the last block that was reported; 0: none of several steps was, of this plan
         self._told_at = job.clock()
         self.reports: deque[api.Profile] = deque(maxlen=REPORTS_KEPT)
@@ -479,34 +480,46 @@ class ProfileBook:
         self._steps += 1
         if self._steps == 2:
             self._of_plan = Totals(closed.revision)  # the first one warmed up
-        if self._block is None:
-            self._block = Totals(closed.revision)
-        for totals in (self._block, self._of_plan):
+        self._block.append(Totals(closed.revision))
+        for totals in (self._block[-1], self._of_plan):
             totals.add(closed.step, said, seconds=closed.seconds)
         is_single = self._told < self._job.spec.placement.profile_steps
         self._told += is_single
         is_over = self._job.clock() - self._told_at >= self._job.settings.profile_interval_s
-        if is_single or is_over or self._block.steps.count >= BLOCK:
+        if is_single or is_over or len(self._block) >= BLOCK:
             self._close_block(is_single=is_single, is_over=is_over)
 
     def _close_block(self, *, is_single: bool, is_over: bool) -> None:
-        """Apart from the steps before it where it took longer or shorter than they did: together they would hide it."""
-        block, before = self._block, self._of_report
-        assert block is not None
-        self._block = None
-        mean_s = block.steps.total / block.steps.count
+        """Apart from the steps before it where it took longer or shorter than they did: together they would hide it. It
+        begins with the first step that did, or a plan would be looked for by a mixture of both."""
+        block, self._block = self._block, []
+        mean_s = math.fsum(step.steps.total for step in block) / len(block)
         is_off, is_first = not self._job.spec.placement.profile_steps, not self._usual_s
-        departs = not is_off and not is_first and abs(mean_s - self._usual_s) > DEPARTS * self._usual_s
+        departs = not is_off and not is_first and self._departs(mean_s)
         is_told = departs and not is_single and self._job.clock() - self._told_at >= GAP_S
-        if is_told and before is not None:
+        as_usual = next((n for n, step in enumerate(block) if self._departs(step.steps.total)), 0) if is_told else 0
+        if as_usual:
+            self._add_up(block[:as_usual])
+            self._block = block[as_usual:]
+            if is_over:
+                self._tell()
+            return
+        if is_told:
             self._tell()
-        if self._of_report is None:
-            self._of_report = block
-        else:
-            self._of_report.merge(block)
+        self._add_up(block)
         if is_single or is_over or is_told or (is_first and not is_off):
             self._usual_s = 0.0 if is_single else mean_s
             self._tell()
+
+    def _departs(self, seconds: float) -> bool:
+        return abs(seconds - self._usual_s) > DEPARTS * self._usual_s
+
+    def _add_up(self, steps: Sequence[Totals]) -> None:
+        for step in steps:
+            if self._of_report is None:
+                self._of_report = step
+            else:
+                self._of_report.merge(step)
 
     @property
     def measured(self) -> api.Number:
@@ -521,11 +534,8 @@ class ProfileBook:
         self._starts.setdefault(role, Stat()).add(max(0.0, seconds))
 
     def _tell_all(self) -> None:
-        block, self._block = self._block, None
-        if self._of_report is None:
-            self._of_report = block
-        elif block is not None:
-            self._of_report.merge(block)
+        block, self._block = self._block, []
+        self._add_up(block)
         self._tell()
 
     def _tell(self) -> None:

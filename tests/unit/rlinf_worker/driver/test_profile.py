@@ -296,6 +296,32 @@ def test_steps_that_take_longer_than_those_before_are_told_apart_from_them_and_a
     assert site.told()[-1][0] > 40
 
 
+def test_a_report_does_not_mix_steps_from_before_and_after_a_change():
+    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
+    for step in range(1, 21):
+        site.step(step, seconds=2.0 if step < 14 else 2.5)
+        site.now += 2.0
+    assert site.told() == [(1, 1, 1), (2, 6, 5), (7, 13, 7), (14, 18, 5)]
+    assert [found.step_seconds.value for found in site.profiles.reports] == [2.0, 2.0, 2.0, 2.5]
+
+
+def test_nor_does_one_whose_interval_is_over_as_the_steps_change():
+    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=30.0))
+    for step in range(1, 20):
+        site.step(step, seconds=10.0 if step < 9 else 15.0)
+        site.now += 10.0
+    assert all(found.step_seconds.spread == 0.0 for found in site.profiles.reports)
+    assert site.told()[-3:] == [(8, 8, 1), (9, 13, 5), (14, 16, 3)]
+
+
+def test_steps_that_stick_out_bring_no_report_where_the_five_from_the_first_on_are_as_ever():
+    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
+    for step in range(1, 60):
+        site.step(step, seconds=2.6 if step in (8, 9) else 1.5 if step == 12 else 2.0)
+        site.now += 2.0
+    assert site.told() == [(1, 1, 1), (2, 6, 5)]
+
+
 def test_no_two_reports_of_a_job_that_jumps_about_are_within_a_second():
     site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
     for step in range(1, 200):
