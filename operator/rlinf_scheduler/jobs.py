@@ -53,8 +53,6 @@ class _Heard:
 
     namespace: str
     reports: list[Profile] = field(default_factory=list)
-    killed: tuple[int, Mapping[str, int]] = NOBODY_KILLED
-    """Workers that were killed for memory: under which plan's revision, and how many of each role."""
     considered: int = 0
     """The last step up to which no better plan was found."""
     settled: int = 0
@@ -81,6 +79,7 @@ class Jobs:
     ) -> None:
         self._store, self._on_decision, self._kept = store, on_decision, KeptProfiles(store)
         self._known: OrderedDict[str, _Heard] = OrderedDict()
+        self._killed: OrderedDict[str, tuple[int, Mapping[str, int]]] = OrderedDict()
         self._given: OrderedDict[str, tuple[Profile, ...]] = OrderedDict()
         self._news: OrderedDict[str, None] = OrderedDict()
         self._wake = asyncio.Event()
@@ -95,12 +94,18 @@ class Jobs:
         while len(self._known) > MAX_JOBS:
             gone, _ = self._known.popitem(last=False)
             self._news.pop(gone, None)
+            self._killed.pop(gone, None)
         self._news[uid] = None
         self._wake.set()
 
     def killed(self, of_role: Mapping[str, int], *, revision: int, job_uid: str) -> None:
-        if (known := self._known.get(job_uid)) is not None:
-            known.killed = (revision, dict(of_role))
+        """Under which plan's revision workers were killed for memory, and how many of each role. A scheduler that is
+        started again may hear it ahead of the job's first report: then it waits for that."""
+        self._killed[job_uid] = (revision, dict(of_role))
+        self._killed.move_to_end(job_uid)
+        while len(self._killed) > MAX_JOBS:
+            self._killed.popitem(last=False)
+        if job_uid in self._known:
             self._news[job_uid] = None
             self._wake.set()
 
@@ -187,7 +192,7 @@ class Jobs:
         case = case_of(
             spec, listed.items, job_uid=ref.uid, profiles=tuple(known.reports), considered=known.considered,
             settled=known.settled, judged_by=known.judged_by, now=now, again=was_edited or 0 < known.again_at <= now,
-            killed=known.killed,
+            killed=self._killed.get(ref.uid, NOBODY_KILLED),
         )  # fmt: skip
         revision = known.reports[-1].revision  # another report may come while it is decided
         decision = await asyncio.to_thread(decide, case)

@@ -131,7 +131,7 @@ class Planning:
         self.jobs.add(profile, namespace=namespace)
 
     def report_killed(self, of_role: Mapping[str, int], *, revision: int, job_uid: str) -> None:
-        """Workers that died of memory under that plan. Of a job that nothing was measured of there is none to judge."""
+        """Workers that died of memory under that plan; what becomes of it is decided once something was measured."""
         self.jobs.killed(of_role, revision=revision, job_uid=job_uid)
 
     async def _check_plan(self, profile: Profile, *, namespace: str) -> None:

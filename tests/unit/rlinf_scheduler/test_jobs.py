@@ -84,6 +84,28 @@ async def test_workers_of_a_job_that_nothing_was_measured_of_are_no_news():
     assert site.decisions == []
 
 
+async def test_workers_that_die_before_a_scheduler_that_is_started_again_hears_a_report_count_with_it():
+    site = await Site.made()
+    await site.steps(1, 3)
+    await site.steps(4, 6, revision=2)
+    site.jobs = Jobs(site.store, on_decision=lambda code, seconds: site.decisions.append(code))
+    site.jobs.killed({"rollout": 2}, revision=3, job_uid=site.uid)
+    await site.steps(7, 7, revision=2)
+    assert site.decisions[-1] == "RolledBack"
+    assert (await site.plan(4)).based_on.revision == 3
+
+
+async def test_what_is_heard_of_workers_that_died_is_bounded(monkeypatch):
+    monkeypatch.setattr(jobs, "MAX_JOBS", 1)
+    site = await Site.made()
+    await site.steps(1, 3)
+    await site.steps(4, 6, revision=2)
+    site.jobs.killed({"rollout": 2}, revision=3, job_uid=site.uid)
+    site.jobs.killed({"rollout": 2}, revision=3, job_uid="another")
+    await site.jobs.consider(site.uid)
+    assert site.decisions[-1] == "Pending", "it is forgotten"
+
+
 async def test_a_scheduler_that_is_started_again_goes_on_where_the_one_before_stood():
     site = await Site.made()
     await site.steps(1, 3)
