@@ -375,10 +375,18 @@ def statuses(
 
 
 def statuses_of_stopped(observed: Observed, *, now: datetime) -> tuple[tuple[str, RLPlanStatus], ...]:
-    """For a job that is suspended or has ended: nothing is prepared any more. What was in force is left as it was."""
+    """For a job that is suspended or has ended: nothing is prepared any more. What was in force is left as it was, and
+    said where an operator that died had told the job's end alone."""
+    known = observed.status.conditions
+    was_applied = conditions.is_finished(known) and conditions.is_true(known, JobCondition.PLAN_APPLIED)
 
     def says(plan: PlanView, old: tuple[Condition, ...]) -> Iterator[Said]:
-        if plan.name != observed.status.plan.current and not conditions.is_true(old, PlanCondition.APPLIED):
+        if conditions.is_true(old, PlanCondition.APPLIED):
+            return
+        if plan.name == observed.status.plan.current:
+            if was_applied and plan.spec is not None:
+                yield PlanCondition.APPLIED, Status.TRUE, str(Reason.PLAN_IN_FORCE), "it was in force to the end"
+        else:
             yield from _not_prepared(old, str(Reason.STOPPED), "the job is suspended or has ended")
 
     return _changed(observed, says, measures=lambda plan: plan.status.measured, now=now)

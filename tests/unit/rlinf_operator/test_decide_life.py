@@ -408,3 +408,17 @@ def test_a_plan_that_was_begun_and_ended_while_the_operator_was_away_is_recorded
     assert [(name, [c.type for c in plan.conditions]) for name, plan in decision.plan_statuses] == [
         ("math-p1", ["Applied"])
     ]
+
+
+def test_an_operator_that_died_between_the_ends_of_a_job_and_of_its_plan_leaves_the_second_to_the_next():
+    world = ppo_job().world().created().all_ready()
+    world.report(state=DriverState.COMPLETE, plan_revision=1, step=100).step()
+    assert [(name, [(c.type, c.status) for c in plan.conditions]) for name, plan in world.decide().plan_statuses] == [
+        ("math-p1", [("Applied", "True")])
+    ]
+
+
+def test_a_plan_that_no_driver_executed_is_not_said_to_have_been_in_force_as_its_job_ends():
+    world = ppo_job().world().created().all_ready()
+    world.report(state=DriverState.FAILED, plan_revision=0, reason="UserError", message="no").step()
+    assert world.decide().plan_statuses == ()
