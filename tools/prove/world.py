@@ -32,7 +32,8 @@ from tools.prove import problems
 
 MIB: Final = 1 << 20
 KEY: Final = "sha256:" + "0" * 64
-BLOCK: Final = 5  # driver/profile.py's
+BLOCK: Final = 5  # driver/profile.py's, as is when a report begins and ends
+DEPARTS: Final = 0.10
 BEGAN: Final = 1.8e9  # seconds since 1970
 Slow = Callable[[RLPlanSpec], float]
 
@@ -105,8 +106,10 @@ class World:
         """To the end of the job, or so many steps."""
         plan = self.plans[-1] if self.plans else self.begin()
         rng = random.Random(f"world {self.seed}")
-        under, block, last = 0, [], self.profiles[-1].last_step if self.profiles else 0
-        told = 0.0
+        under, last = 0, self.profiles[-1].last_step if self.profiles else 0
+        report: list[float] = []
+        block: list[float] = []
+        usual = 0.0
         until = min(self.job.flow.steps, last + steps) if steps else self.job.flow.steps
         for step in range(last + 1, until + 1):
             truth = self.truth_at(step)
@@ -116,18 +119,30 @@ class World:
             block.append(self.seconds[-1])
             under += 1
             single = under <= self.job.placement.profile_steps
-            recent = block[-BLOCK:]
-            departs = told and len(block) % BLOCK == 0 and abs(sum(recent) / BLOCK - told) > 0.1 * told
-            if not (single or departs or len(block) >= (BLOCK if not told else self.interval) or step == until):
+            is_over = single or step == until or len(report) + len(block) >= (self.interval if usual else BLOCK)
+            if len(block) < BLOCK and not is_over:
                 continue
-            if departs and len(block) > BLOCK:
-                self._report(plan, truth, block[:-BLOCK], last=step - BLOCK)
-                block = recent
-            told = 0.0 if single else sum(block) / len(block)
-            self._report(plan, truth, block, last=step)
-            block = []
+            of_block = sum(block) / len(block)
+            departs = bool(usual) and abs(of_block - usual) > DEPARTS * usual
+            others = [n for n, took in enumerate(block) if abs(took - usual) > DEPARTS * usual]
+            if departs and others[0] > 0:  # it begins with the first that does
+                report, block = report + block[: others[0]], block[others[0] :]
+                if not is_over:
+                    continue
+                self._report(plan, truth, report, last=step - len(block))
+                report = []
+            else:
+                if departs and report:
+                    self._report(plan, truth, report, last=step - len(block))
+                    report = []
+                report, block = report + block, []
+                if not (is_over or departs):
+                    continue
+                usual = 0.0 if single else of_block
+                self._report(plan, truth, report, last=step)
+                report = []
             if (other := self._decided(step)) is not None:
-                plan, under, told = other, 0, 0.0
+                plan, under, usual, block = other, 0, 0.0, []
 
     def _decided(self, step: int) -> RLPlanSpec | None:
         now = BEGAN + sum(self.seconds)
