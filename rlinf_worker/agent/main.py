@@ -49,6 +49,7 @@ from rlinf_worker.spans import TURN
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2  # how often a pod that is to end looks whether its driver is still there
+_BREAK_S: Final = 1.5  # how long its stream may be broken: then the driver has given it up (DriverSettings)
 
 
 class Agent:
@@ -158,19 +159,24 @@ class Agent:
 
     async def _hand_over(self, ends: Iterable[asyncio.Future[Any]]) -> None:
         """Told to end, it works on until its driver says that it may go: then its successor is there, and what a gang
-        has learnt is saved. Not without a driver, which nobody can wait for, and never beyond the grace. That is the
-        kubelet's, who counts on while this process stands still."""
+        has learnt is saved. Each stream hears of it, as one may break and the next be of a new driver. Not without a
+        driver, which nobody can wait for, and never beyond the grace. That is the kubelet's, who counts on while this
+        process stands still."""
         reserved_s = self._limits.stop_grace_s + self._limits.leave_reserve_s
         deadline = time.monotonic() + self._identity.grace_s - reserved_s
         may_leave, uplink = self._instructions.may_leave, self._attachment.uplink
         if time.monotonic() >= deadline or not self._supervisor.held():
             return
-        within_s = deadline - time.monotonic()
-        logger.info("the pod is to end; its work is handed over", extra={"within_s": round(within_s, 3)})
-        self._attachment.tell(agents_pb2.AgentMessage(leaving=agents_pb2.Leaving(within_s=within_s)))
-        while time.monotonic() < deadline and uplink.is_connected and not self._is_hurried:
+        logger.info("the pod is to end; its work is handed over")
+        told = 0  # the stream that has heard of it
+        while (within_s := deadline - time.monotonic()) > 0 and not self._is_hurried:
             if may_leave.is_set() or any(end.done() for end in ends):
                 return
+            if not uplink.is_connected and not 0 < uplink.driverless_s < _BREAK_S:
+                return
+            if uplink.is_connected and told != uplink.streams:
+                told = uplink.streams
+                self._attachment.tell(agents_pb2.AgentMessage(leaving=agents_pb2.Leaving(within_s=within_s)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await may_leave.wait()

@@ -10,6 +10,8 @@ checkpoint has been written since, and together with the others of that kind: so
 nothing again but what was done while the last file was closed. Where no successor comes in time the agent ends by
 itself, behind the last of these checkpoints.
 
+A stream that breaks ends no hand-over: the agent says again that it leaves, to a new driver too.
+
 Nothing is waited for in a job that recovers, nor where the plan has no such pod any more. In one that ends they stay
 until its last checkpoint is there.
 
@@ -60,6 +62,10 @@ class HandOver:
         if pod is None or not pod.wanted or not job.is_running:
             job.instruct(key, leave=agents_pb2.Leave())
             return
+        known = self._leavers.get(key)
+        if known is not None and known.attempt == pod.attempt:  # its stream broke, and it says so again
+            known.until = job.clock() + within_s
+            return
         self._leavers[key] = _Leaver(pod.attempt, job.clock() + within_s)
         text = f"pod {pod.pod} is to end: it works on until its successor is there, for {within_s:.0f} s at most"
         job.event("leaving", text + ("; each step is saved" if self.wants_checkpoint else ""), pod=pod.pod)
@@ -84,7 +90,7 @@ class HandOver:
         now, pods = self._job.clock(), self._job.members.pods
         for key, leaver in list(self._leavers.items()):
             pod = pods.get(key)
-            if pod is None or not pod.attached or pod.attempt != leaver.attempt or now > leaver.until:
+            if pod is None or pod.is_given_up or pod.attempt != leaver.attempt or now > leaver.until:
                 del self._leavers[key]
                 self.outcomes["EndedBefore"] += 1
             elif leaver.successor and now - leaver.came_at > self._job.settings.limits.agent_dead_after_s:
@@ -96,6 +102,8 @@ class HandOver:
         ranks = [key for key in self._leavers if self._holds_rank(key)]
         together = all(self._leavers[key].successor for key in ranks) and self._is_saved(ranks)
         for key, leaver in list(self._leavers.items()):
+            if not pods[key].attached:
+                continue  # its stream broke a moment ago: it comes back, or is given up
             if together if key in ranks else leaver.successor:
                 self._let_go(key, "HandedOver", f"has handed its work over to {leaver.successor}")
             elif not self._job.is_running:

@@ -72,6 +72,11 @@ class PodRecord:
     lost_at: float | None = None  # the stream broke; declared lost after a grace
     wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
 
+    @property
+    def is_given_up(self) -> bool:
+        """No agent is there, and none is waited for whose stream broke a moment ago."""
+        return not self.attached and self.lost_at is None
+
 
 class Failures:
     """How many are too many (spec.failurePolicy): of the workers of a job, of the warm spares of a role."""

@@ -476,6 +476,20 @@ async def test_it_does_not_wait_for_a_driver_that_is_gone(pod):
     assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
 
 
+async def test_a_stream_that_breaks_for_a_moment_ends_no_hand_over_and_the_next_one_hears_of_it(pod):
+    await told_to_end(with_grace(pod, 3000.0))
+    pod.line.is_connected, pod.line.driverless_s = False, 1.4
+    await asyncio.sleep(0.5)
+    assert pod.line.exits == []
+    assert len(leaving(pod)) == 1
+    pod.line.is_connected, pod.line.driverless_s, pod.line.streams = True, 0.0, 4
+    await pod.until(lambda: len(leaving(pod)) == 2, "the word on the next stream")
+    first, second = leaving(pod)
+    assert first - 60.0 < second < first, "what is left of its time"
+    assert (await pod.obeyed(leave=pb.Leave())).ok
+    assert (await pod.ended()).exit_code == names.EXIT_TERMINATED
+
+
 async def test_nor_beyond_what_ends_it_otherwise(pod):
     await told_to_end(with_grace(pod, 3000.0))
     pod.line.ends.set_result(ENDED)

@@ -6,10 +6,12 @@ from types import ModuleType
 import pytest
 
 from rlinf_worker import memory
-from rlinf_worker.agent import attach, slots, vacancy, watchdog, worker_log
+from rlinf_worker.agent import attach, main, slots, vacancy, watchdog, worker_log
+from rlinf_worker.driver.settings import DriverSettings
 
 NUMBERS: dict[ModuleType, dict[str, float]] = {
     attach: {"MIN_BEAT_S": 0.02, "MAX_BEAT_S": 10.0},
+    main: {"_LOOK_S": 0.2, "_BREAK_S": DriverSettings().broken_agent_s},
     memory: {"FREED_SHARE": 0.5, "LIMIT_S": 30.0},
     slots: {"HELLO_TIMEOUT_S": 30.0, "STOP_SERVER_S": 0.2},
     vacancy: {"LIMIT_S": 45.0, "FLAT_S": 1.0},

@@ -109,6 +109,45 @@ async def test_who_has_no_successor_in_time_is_lost_as_ever_behind_its_last_step
     assert last >= 6
 
 
+def break_stream(world, key):
+    agent = world.agents[key]
+    world.driver.on_agent_gone(key, agent.outbox)
+    agent.outbox = None
+
+
+async def test_a_stream_that_breaks_for_a_moment_ends_no_hand_over(world):
+    world = world()
+    await until_step(world, 3)
+    world.evict(*ACTOR)
+    await until_step(world, 5)
+    old = world.agents[ACTOR]
+    world.successor(*ACTOR)
+    world._come()
+    break_stream(world, ACTOR)
+    world.clock.now += 1.0
+    world.driver.tick()
+    world._come()
+    assert world.coming, "it comes again: whose place it wants may be back in a moment"
+    old.connect()
+    world.evict(*ACTOR, within_s=16.0)
+    await world.run()
+    has_handed_over(world, old, to="j-gpu-0-a2")
+    assert [kind for kind, _ in world.said].count("leaving") == 1
+
+
+async def test_one_whose_stream_stays_broken_is_lost_as_ever(world):
+    world = world()
+    await until_step(world, 3)
+    world.evict(*SIM)
+    break_stream(world, SIM)
+    world.clock.now += world.driver.job.settings.broken_agent_s + 0.1
+    heard(world)
+    world.driver.tick()
+    world.driver.handover.settle()
+    assert world.driver.handover.outcomes == {"EndedBefore": 1}
+    assert [text for kind, text in world.said if kind == "pod-lost"] == ["the agent of pod j-sim-0-a1 is gone"]
+
+
 async def test_a_successor_that_comes_between_two_checkpoints_waits_for_the_next(world):
     world = world()
     await until_step(world, 3)
