@@ -34,6 +34,8 @@ HOLD_S: Final = 1.0
 LATE_S: Final = 3.0
 """Kueue goes by when a Workload was made, in whole seconds, and the operator makes it within a second: of two jobs that
 were made so close to each other either may come first."""
+STRATEGY: Final = "StrictFIFO"
+"""Under Kueue's default, BestEffortFIFO, who comes while quota is free goes before those that were once refused it."""
 LIMIT_S: Final = 120.0
 S_PER_JOB: Final = 5.0
 """How long all jobs may take: LIMIT_S, and S_PER_JOB for each."""
@@ -154,7 +156,7 @@ def _prepare(field: Field, *, quota: int) -> None:
         api | {"kind": "ResourceFlavor", "metadata": {"name": QUEUE}, "spec": {}},
         api | {
             "kind": "ClusterQueue", "metadata": {"name": QUEUE},
-            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+            "spec": {"namespaceSelector": {}, "resourceGroups": [group], "queueingStrategy": STRATEGY},
         },
         api | {
             "kind": "LocalQueue", "metadata": {"name": QUEUE, "namespace": field.namespace},
