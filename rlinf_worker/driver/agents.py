@@ -47,6 +47,8 @@ class Agents:
                 f"pod {hello.pod} is attempt {hello.attempt}; attempt {pod.attempt} has taken its place",
                 exit_code=names.EXIT_STALE,
             )
+        if hello.attempt == pod.attempt and pod.has_left:
+            raise Refuse(f"pod {hello.pod} has left; another takes its place", exit_code=names.EXIT_STALE)
         if hello.attempt > pod.attempt and pod.attempt:
             if key not in self._lost:
                 self._lose_pod(key, f"pod {pod.pod} was replaced by {hello.pod}", since=pod.lost_at)
@@ -55,7 +57,7 @@ class Agents:
             self._workforce.toll.count(f"pod {hello.pod}", "its agent was given up, and came back")
         self._lost.discard(key)
         pod.attempt, pod.pod, pod.node = hello.attempt, hello.pod, hello.node
-        pod.attached, pod.last_heartbeat, pod.lost_at = True, self._clock(), None
+        pod.attached, pod.last_heartbeat, pod.lost_at, pod.has_left = True, self._clock(), None, False
         self._sessions.agents.enter(key, outbox, hello.attempt)
         self._compare(key, {WorkerId(w.worker): w for w in hello.workers})
         if 0 < hello.highest_driver_attempt < self._job.attempt and hello.driverless_s > 0:
@@ -118,7 +120,7 @@ class Agents:
     def let_go(self, key: PodKey, why: str) -> None:
         """It was told to end, and may: from now on its workers are another attempt's."""
         pod = self._members.pods[key]
-        pod.attached, pod.lost_at = False, None
+        pod.attached, pod.lost_at, pod.has_left = False, None, True
         self._job.instruct(key, leave=agents_pb2.Leave())
         self._sessions.agents.close(key, "it leaves")  # when that has been written
         self._lose_pod(key, why, since=None)

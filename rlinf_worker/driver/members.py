@@ -70,6 +70,7 @@ class PodRecord:
     attached: bool = False
     last_heartbeat: float = 0.0
     lost_at: float | None = None  # the stream broke; declared lost after a grace
+    has_left: bool = False  # this attempt was told that it may end, and does not come back
     wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
 
     @property

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rlinf_api import names
 from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver.members import WorkerState
+from rlinf_worker.driver.sessions import Refuse
 from tests.builders_driver import make_job
 from tests.fakes.driver_world import World
 
@@ -133,6 +135,22 @@ async def test_a_stream_that_breaks_for_a_moment_ends_no_hand_over(world):
     await world.run()
     has_handed_over(world, old, to="j-gpu-0-a2")
     assert [kind for kind, _ in world.said].count("leaving") == 1
+
+
+async def test_who_has_left_is_not_welcomed_again_ahead_of_his_successor(world):
+    """His stream ends with the word that he may leave, and an agent dials anew at once."""
+    world = world()
+    await until_step(world, 3)
+    world.evict(*ACTOR)
+    old = world.agents[ACTOR]
+    world.successor(*ACTOR)
+    await world.run_until(lambda: world.driver.handover.outcomes["HandedOver"] == 1)
+    with pytest.raises(Refuse, match="pod j-gpu-0-a1 has left") as refused:
+        old.connect()
+    assert refused.value.exit_code == names.EXIT_STALE
+    await world.run()
+    has_handed_over(world, old, to="j-gpu-0-a2")
+    assert world.driver.workforce.toll._failures.count == 0
 
 
 async def test_one_whose_stream_stays_broken_is_lost_as_ever(world):
