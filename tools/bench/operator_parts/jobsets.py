@@ -27,6 +27,7 @@ from tools.bench.operator_parts.queued import (
     Admissions,
     BenchQueue,
     LivePods,
+    Moments,
     Passage,
     one_after_the_other,
     summary,
@@ -75,12 +76,8 @@ class JobSetPods(LivePods):
         super().__init__()
         self._each = each
         self._running: dict[str, dict[str, str]] = {}
-        self._all: dict[str, asyncio.Future[float]] = {}
-
-    def all_run(self, name: str) -> asyncio.Future[float]:
-        moment: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._all[name] = moment
-        return moment
+        self._moments = Moments()
+        self.all_run = self._moments.of
 
     def driver(self, name: str) -> str:
         """The name of its pod."""
@@ -96,9 +93,8 @@ class JobSetPods(LivePods):
             return
         ran = self._running.setdefault(labels[LABEL_NAME], {})
         ran[pod["metadata"]["name"]] = labels[LABEL_PART]
-        moment = self._all.get(labels[LABEL_NAME])
-        if len(ran) == self._each and moment is not None and not moment.done():
-            moment.set_result(time.monotonic())
+        if len(ran) == self._each:
+            self._moments.came(labels[LABEL_NAME])
 
 
 async def _run(field: Field, name: str, *, pods: JobSetPods, admissions: Admissions) -> Passage:

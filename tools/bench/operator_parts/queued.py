@@ -180,26 +180,38 @@ async def _until_kueue_is_known(load: Load, run: Callable[[str], Awaitable[Passa
         await load.until_count(kind, 0, timeout_s=LIMIT_S)
 
 
+class Moments:
+    """When something was first seen of each one that is waited for."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, asyncio.Future[float]] = {}
+
+    def of(self, name: str) -> asyncio.Future[float]:
+        moment: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._first[name] = moment
+        return moment
+
+    def came(self, name: str) -> None:
+        moment = self._first.get(name)
+        if moment is not None and not moment.done():
+            moment.set_result(time.monotonic())
+
+
 class Admissions:
     """Moments at which Kueue admits the jobs of one kind, as a watch of its Workloads shows."""
 
     def __init__(self, kind: str) -> None:
         self.known: dict[str, Manifest] = {}
         self._kind = kind
-        self._first: dict[str, asyncio.Future[float]] = {}
-
-    def first(self, job: str) -> asyncio.Future[float]:
-        moment: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._first[job] = moment
-        return moment
+        self._moments = Moments()
+        self.first = self._moments.of
 
     def seen(self, workload: Manifest) -> None:
         if condition(workload, "Admitted").get("status") != "True":
             return
         for owner in workload["metadata"].get("ownerReferences", ()):
-            moment = self._first.get(owner["name"]) if owner["kind"] == self._kind else None
-            if moment is not None and not moment.done():
-                moment.set_result(time.monotonic())
+            if owner["kind"] == self._kind:
+                self._moments.came(owner["name"])
 
     def gone(self, name: str) -> None:
         """Its job has ended, or is not known here."""

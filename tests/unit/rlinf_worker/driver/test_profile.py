@@ -279,11 +279,17 @@ def test_each_of_the_first_steps_is_told_and_then_all_of_half_a_minute_together(
     assert len(site.told()) == 6, "nothing is told twice"
 
 
-def test_steps_that_take_longer_than_those_before_are_told_apart_from_them_and_at_once():
+def slower_from(first, *, last):
+    """A job whose steps take a quarter longer from `first` on."""
     site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
-    for step in range(1, 20):
-        site.step(step, seconds=2.0 if step < 12 else 2.5)
+    for step in range(1, last + 1):
+        site.step(step, seconds=2.0 if step < first else 2.5)
         site.now += 2.0
+    return site
+
+
+def test_steps_that_take_longer_than_those_before_are_told_apart_from_them_and_at_once():
+    site = slower_from(12, last=19)
     # 2 to 6 judge the plan; 7 to 11 were as those; of 12 to 16 each took a quarter longer.
     assert site.told() == [(1, 1, 1), (2, 6, 5), (7, 11, 5), (12, 16, 5)]
     assert [found.step_seconds.value for found in site.profiles.reports] == [2.0, 2.0, 2.0, 2.5]
@@ -297,10 +303,7 @@ def test_steps_that_take_longer_than_those_before_are_told_apart_from_them_and_a
 
 
 def test_a_report_does_not_mix_steps_from_before_and_after_a_change():
-    site = Site(profile_steps=1, settings=DriverSettings(profile_interval_s=1e9))
-    for step in range(1, 21):
-        site.step(step, seconds=2.0 if step < 14 else 2.5)
-        site.now += 2.0
+    site = slower_from(14, last=20)
     assert site.told() == [(1, 1, 1), (2, 6, 5), (7, 13, 7), (14, 18, 5)]
     assert [found.step_seconds.value for found in site.profiles.reports] == [2.0, 2.0, 2.0, 2.5]
 
