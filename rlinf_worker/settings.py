@@ -123,6 +123,10 @@ class Settings:
     lost; then others of its role make them. A worker is back within seconds and a lost pod within 15 s where its node
     is there; sooner, environments would be made anew at two places for nothing. One step is that much longer, once."""
 
+    absent_pod_s: float = 120.0
+    """Driver: how long a pod may be without its agent until a plan that waits for the end of a step which needs it has
+    the step given up. One that has a node is there within 10 s, or two minutes where the image has to come first."""
+
     peer_wait_s: float = 1800.0
     """How long a worker waits for a peer that is being replaced, or for room that it makes: a node that is bought, an
     image of 20 GB and a model's load are half an hour. Whoever blocks is named and replaced long before."""

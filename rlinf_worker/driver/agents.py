@@ -26,7 +26,6 @@ class Agents:
         self._job, self._members, self._sessions, self._workforce = job, job.members, job.sessions, workforce
         self._settings, self._clock = job.settings, job.clock
         self._lost: set[PodKey] = set()  # whose agent was given up, and no other attempt has come since
-        self._absent: dict[PodKey, float] = {}  # pods of the plan without an agent, since when
         self.silent: tuple[str, ...] = ()
         """Pods that only another attempt helps: p0-1."""
 
@@ -153,11 +152,14 @@ class Agents:
     def _note_silent_agents(self, now: float) -> None:
         """Pods that only another attempt helps. Where most of several are silent at once the trouble is taken for the
         driver's own, as of its network: none is named."""
-        wanted = {key: pod for key, pod in self._members.pods.items() if pod.wanted}
-        self._absent = {key: self._absent.get(key, now) for key, pod in wanted.items() if not pod.attached}
+        wanted = [pod for pod in self._members.pods.values() if pod.wanted]
+        for pod in wanted:
+            since = now if pod.absent_since is None else pod.absent_since
+            pod.absent_since = None if pod.attached else since
+        absent = {pod.key: pod.absent_since for pod in wanted if pod.absent_since is not None}
         late_s = self._settings.limits.agent_replaced_after_s
-        late = [f"{pool}-{n}" for (pool, n), since in self._absent.items() if now - since >= late_s]
-        is_our_own = len(wanted) >= MOST_OF and 2 * len(self._absent) > len(wanted)
+        late = [f"{pool}-{n}" for (pool, n), since in absent.items() if now - since >= late_s]
+        is_our_own = len(wanted) >= MOST_OF and 2 * len(absent) > len(wanted)
         silent = () if is_our_own else tuple(late)
         if silent != self.silent:
             self.silent = silent

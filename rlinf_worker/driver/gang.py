@@ -54,7 +54,19 @@ class Gangs:
         for other in self._all_with(role):
             if other is not besides:
                 self._exchange.gone(other.placed.id, other.placed.role)
-        self._workforce.restart_gangs(self._with(role), besides=besides)
+        self._workforce.restart_gangs(self._with(role), why=f"gang {role!r} is formed anew", besides=besides)
+
+    def give_up_steps(self) -> None:
+        """What is open can never end: it is made again, by gangs that begin on the newest checkpoint. As after the loss
+        of all ranks, but that nobody has failed."""
+        job, roles = self._job, self._job.topology.gang_roles
+        for rank in self._ranks:
+            self._exchange.gone(rank.placed.id, rank.placed.role)
+        self._workforce.restart_gangs(roles, why="the open steps are given up")
+        self._exchange.cancel(job.ledger.highest_branch)
+        job.ledger.give_up()
+        job.begun = False
+        job.mark(Dirty.MEMBERS | Dirty.RERUN)
 
     def check(self, record: WorkerRecord, world: int) -> None:
         """A rank that was started for a gang of another size would commit steps by itself, or wait for ever."""
@@ -145,7 +157,7 @@ class Gangs:
         stands_on = restored or PolicyVersion(0, 0)
         # A newer driver cannot know what the one before it had begun; nor can the first one of a job that goes on,
         # but for the traces that were left where checkpoints are.
-        first = job.attempt == 1 and ledger.version == PolicyVersion(0, 0) and not job.begun
+        first = job.attempt == 1 and ledger.version == PolicyVersion(0, 0) and not job.began
         traces = ledger.highest_branch
         if restored is not None or not first or traces:
             void = ledger.committed - stands_on.number

@@ -40,6 +40,7 @@ class WorkerRecord:
     endpoint: Endpoint | None = None
     failures: int = 0  # in a row, without having been ready in between
     restarts: int = 0
+    losses: tuple[int, int] = (0, 0)  # behind which committed step it was lost, and how often in a row there
     why: str = ""  # of its last end
     ended_at: float | None = None  # likewise, its first sign
     start_at: float = 0.0  # not before (back-off)
@@ -70,6 +71,7 @@ class PodRecord:
     attached: bool = False
     last_heartbeat: float = 0.0
     lost_at: float | None = None  # the stream broke; declared lost after a grace
+    absent_since: float | None = None  # no agent has been attached, as this driver knows
     has_left: bool = False  # this attempt was told that it may end, and does not come back
     wanted: bool = True  # by the plan in force; others are there for a plan that is being prepared, or was until now
 

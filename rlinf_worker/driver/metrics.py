@@ -43,6 +43,8 @@ class DriverMetrics:
         yield counter("rlinf_driver_spares_taken", "Starts from a warm spare.", spares.taken, "role")
         yield gauge("rlinf_plan_revision", "Plan in force.", report.plan_revision)
         yield counter("rlinf_plan_switches", "Changes of plan by this driver.", driver.switch.count)
+        text = "Changes of plan for which steps were given up that could never end."
+        yield counter("rlinf_plan_steps_given_up", text, driver.switch.given_up)
         pause = "From the step boundary of the last change of plan until a unit moved."
         yield gauge("rlinf_plan_switch_pause_seconds", pause, driver.switch.pause.seconds)
         ready = {

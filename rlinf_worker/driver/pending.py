@@ -50,6 +50,7 @@ class Pending:
     uid: str = ""  # of its object, where the operator named it
     finishing: bool = False  # an agent has seen its commit, by a driver before: it cannot be aborted
     boundary_at: float = 0.0  # since when it waits for the end of the step, or when that was
+    is_urgent: bool = False  # the steps that it waited for could not end, and were given up
     phase: Phase = Phase.IDLE
 
     def __post_init__(self) -> None:
@@ -76,13 +77,18 @@ class Pending:
 
     def needs_a_step(self, job: Job, commits: Commits) -> bool:
         """There is no checkpoint of what was learnt last: one more step writes it."""
-        if not self.awaits_gang or job.ledger.open_steps or job.ledger.draining:
+        if not self.awaits_gang or self.is_urgent or job.ledger.open_steps or job.ledger.draining:
             return False
         return job.ledger.version.number > 0 and not commits.is_saving and not job.is_saved
 
-    def is_at_boundary(self, job: Job, commits: Commits) -> bool:
+    def is_at_boundary(self, job: Job, commits: Commits, *, switches: int) -> bool:
+        """`switches`: that this driver has made."""
         if job.ledger.open_steps or self.needs_a_step(job, commits) or job.ending:
             return False
+        if self.is_urgent:
+            return True
+        if not job.begun and job.attempt > 1 and switches == 0:
+            return False  # a new driver knows that no step is open once all workers have been ready
         return not self.changes.gang or job.ledger.version.number == 0 or job.is_saved  # else it is being written
 
     def given_up(self, job: Job, commits: Commits) -> str:

@@ -224,6 +224,10 @@ class StepLedger:
             self._drain_to = self.committed + 1
         return self.version
 
+    def give_up(self) -> None:
+        """What is open can never end. The gang says by what it restores which steps are made again (`rewind`)."""
+        self._open.clear()
+
     def adopt(self, version: PolicyVersion, *, state_json: str = "") -> bool:
         """A new driver learns from the gang what has committed; nothing is void. True where this is news."""
         self.heard_of(version.branch)

@@ -18,6 +18,7 @@ things come.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 from rlinf_api import plan_rules
@@ -26,7 +27,7 @@ from rlinf_api.errors import InvalidManifest, InvariantBroken, RLinfError
 from rlinf_api.placement import Placement, resolve
 from rlinf_api.plan import RLPlanSpec
 from rlinf_worker.driver import changes as planning
-from rlinf_worker.driver import turns
+from rlinf_worker.driver import stuck, turns
 from rlinf_worker.driver.changes import Changes
 from rlinf_worker.driver.commits import Commits
 from rlinf_worker.driver.exchange import Exchange
@@ -73,6 +74,7 @@ class Switch:
         self.failed_uid = ""  # likewise
         self.pause = SwitchPause(job, is_held=lambda: self.phase in HOLDING)
         self.count = 0  # switches of this driver, the first plan not counted
+        self.given_up = 0  # of these, for which steps were given up
         self.workers = WorkerPlans(job, exchange)
         self._agents = AgentPlans(job)
         self._incomplete = False  # not all workers of a plan have been ready since it came into force
@@ -117,6 +119,8 @@ class Switch:
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
         if pending.awaits_gang and (problem := self._commits.problem):
             return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
+        if pending.phase is Phase.WAITING and not self._may_give_up_steps and (why := self._cannot_end(pending)):
+            return f"{self.phase.value}, which cannot come: {why}; without spec.checkpoint.uri it is waited for"
         if pending.phase is Phase.WAITING and self._incomplete:
             waits = self._job.members.missing()
             return f"{self.phase.value}; plan revision {self._job.revision} waits for {', '.join(waits[:8])}"
@@ -288,10 +292,11 @@ class Switch:
             case Phase.PREPARED if pending.finishing:
                 self.commit(pending.plan.revision)
                 return True
-            case Phase.WAITING if pending.is_at_boundary(job, commits) and (
-                job.begun or job.attempt == 1 or self.count > 0
-            ):
+            case Phase.WAITING if pending.is_at_boundary(job, commits, switches=self.count):
                 self._tell_commit(pending)
+                return True
+            case Phase.WAITING if self._may_give_up_steps and (why := self._cannot_end(pending)):
+                self._give_up_steps(pending, why)
                 return True
             case Phase.WAITING:
                 if why := pending.given_up(job, commits):
@@ -315,6 +320,27 @@ class Switch:
             limit = job.settings.prepare_timeout_s
             self.abort(f"it was not prepared within {limit:g} s: {self.message}", failed=True)
         return False
+
+    def _cannot_end(self, pending: Pending) -> str:
+        """Why the step whose end the plan waits for can never end; empty: it may."""
+        job, commits = self._job, self._commits
+        waited_s = job.clock() - max(pending.boundary_at, commits.last_at)
+        usual_s = statistics.median(commits.step_seconds) if commits.step_seconds else 0.0
+        return stuck.why(job, waited_s=waited_s, usual_s=usual_s)
+
+    @property
+    def _may_give_up_steps(self) -> bool:
+        """Not where all that was learnt would go with them, nor while a checkpoint is written on which to begin."""
+        job, is_saving = self._job, self._gangs.is_here and self._commits.is_saving
+        return not (job.ending or is_saving) and (bool(job.checkpoint_uri) or not job.ledger.version.number)
+
+    def _give_up_steps(self, pending: Pending, why: str) -> None:
+        """The plan comes into force now; what was learnt since the newest checkpoint is learnt again under it."""
+        pending.is_urgent = True
+        self.given_up += 1
+        text = f"open steps are given up for plan revision {pending.plan.revision}, as they can never end: {why}"
+        self._job.event("steps-given-up", text, revision=pending.plan.revision, step=self._job.ledger.committed + 1)
+        self._gangs.give_up_steps()
 
     def _tell_commit(self, pending: Pending) -> None:
         job = self._job

@@ -145,6 +145,8 @@ class Workforce:
         self.recoveries.lost([worker], who=worker, role=record.placed.role, why=why, since=self._streamless.get(worker))
         record.failures += 1
         record.restarts += 1
+        behind, (last, count) = self._job.ledger.committed, record.losses
+        record.losses = behind, count + 1 if behind == last else 1
         self.restarts += 1
         if loss.is_counted:
             self.toll.count(worker, why)
@@ -169,9 +171,8 @@ class Workforce:
         """A driver before this one has begun its present life, or the last one."""
         return record.attempt <= (self._job.attempt - 1) * ATTEMPTS_PER_DRIVER
 
-    def restart_gangs(self, roles: tuple[str, ...], *, besides: WorkerRecord) -> None:
-        """A rank is lost: the others are ended too, and all start again to join the next roster."""
-        why = f"gang {besides.placed.role!r} is formed anew"
+    def restart_gangs(self, roles: tuple[str, ...], *, why: str, besides: WorkerRecord | None = None) -> None:
+        """All ranks are ended, and start again to join the next roster. `besides`: one that is lost."""
         for record in (record for role in roles for record in self._members.of_role(role)):
             if record is not besides and record.state is not WorkerState.DOWN:
                 self._stop(record, why)

@@ -19,6 +19,7 @@ def test_the_defaults_are_these():
         "heartbeat_interval_s": 1.0,
         "agent_dead_after_s": 4.0,
         "agent_replaced_after_s": 60.0,
+        "absent_pod_s": 120.0,
         "connect_timeout_s": 5.0,
         "welcome_timeout_s": 30.0,
         "reconnect_backoff_s": 0.1,

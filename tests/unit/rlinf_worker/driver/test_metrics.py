@@ -16,7 +16,8 @@ def test_each_number_stands_under_its_name(monkeypatch):
     driver = make_job().driver(Clock())
     job, recoveries, spares = driver.job, driver.workforce.recoveries, driver.workforce.spares
     for part, name, value in (
-        (driver.switch, "count", 2), (driver.switch.pause, "seconds", 0.25), (driver.turns, "changes", 3),
+        (driver.switch, "given_up", 1), (driver.switch, "count", 2),
+        (driver.switch.pause, "seconds", 0.25), (driver.turns, "changes", 3),
         (job.sessions, "heard", 4), (job.sessions, "told", 5), (job.sessions, "refused", {"stale": 6}),
         (recoveries, "count", {"worker": 7}), (recoveries, "seconds", {"worker": 8.5}),
         (recoveries, "lost_s", {"env": 9.5}), (spares, "taken", {"env": 10}),
@@ -27,6 +28,7 @@ def test_each_number_stands_under_its_name(monkeypatch):
     found = {(name, *labels.items()): value for name, labels, value in samples(driver)}
     expected = {
         ("rlinf_plan_switches_total",): 2.0,
+        ("rlinf_plan_steps_given_up_total",): 1.0,
         ("rlinf_plan_switch_pause_seconds",): 0.25,
         ("rlinf_driver_turns_total",): 3.0,
         ("rlinf_driver_messages_total", ("direction", "in")): 4.0,

@@ -394,7 +394,7 @@ def test_a_gang_is_restarted_whole_and_the_next_life_is_not_blamed_for_the_last_
         site.welcome(f"actor/{rank}", 1, stream)
         site.record(f"actor/{rank}").state = WorkerState.READY
     site.stream_ended("actor/1", streams[1])
-    site.force.restart_gangs(("actor",), besides=site.record("actor/0"))
+    site.force.restart_gangs(("actor",), why="it is formed anew", besides=site.record("actor/0"))
     assert told(outbox) == [("stop", "actor/1", 0)]
     site.later(0.3)
     assert told(outbox) == [("start", "actor/1", 2)]
