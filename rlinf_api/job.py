@@ -483,11 +483,11 @@ class Problem(Model):
 
 # --- status: written by the operator alone ----------------------------------------------------------------------------
 class StatusModel(Model):
-    """What is not there is absent, and no empty text."""
+    """What is not there is absent, and no empty text or map."""
 
     @model_serializer(mode="wrap")
     def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if value != ""}
+        return {key: value for key, value in handler(self).items() if value not in ("", {})}
 
 
 class PlanStatusRef(StatusModel):
@@ -495,6 +495,9 @@ class PlanStatusRef(StatusModel):
     pending: str = ""
     switches: int = 0
     """Plans put in force so far: a driver that begins anew knows an agent's newer word from an older one by it."""
+    asked_within: dict[str, int] = Field(default_factory=dict)
+    """Pods of each pool that had nodes as another plan was asked for, because others of the plan in force found none:
+    {"gpu": 3}. It is asked for once, whatever the answer."""
 
 
 class PolicyVersionModel(StatusModel):

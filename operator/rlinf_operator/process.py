@@ -91,6 +91,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "node_lost_toleration_s": (0, _DAY_S),
     "shm_share": (0.01, 1),
     "pods_ready_deadline_s": (1, 7 * _DAY_S),
+    "homeless_s": (1, 7 * _DAY_S),
     "driver_silent_deadline_s": (5, _DAY_S),
     "driver_late_s": (1, _DAY_S),
     "agent_silent_deadline_s": (1, _DAY_S),

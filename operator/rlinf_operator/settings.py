@@ -117,6 +117,10 @@ class OperatorSettings:
 
     pods_ready_deadline_s: float = 300.0
     """After this, pods that are not ready are named in PodsReady. 5 min: pulling a large image takes minutes."""
+    homeless_s: float = 60.0
+    """A pod of the plan in force that finds no node for so long is done without, where its pool may have fewer: another
+    plan is asked for. 60 s: what frees a node at once, as a pod that ends, has had its time; a node that is still to be
+    made takes minutes, and steps that cannot end wait for it."""
     driver_silent_deadline_s: float = 60.0
     """A running driver that says nothing for so long is replaced. Ten times the 6 s in which a lost peer is noticed."""
     driver_late_s: float = 10.0

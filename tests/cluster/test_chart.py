@@ -23,6 +23,7 @@ from tests.cluster import bars, chart, growing, worker_image
 from tests.cluster.chart import Release
 from tests.cluster.conftest import skip_or_fail
 from tests.cluster.control_plane import BEGUN_S, cartpole
+from tests.cluster.paced import Paced
 from tests.cluster.pods import create, phase, pod, wait_ready
 from tools import workloads
 from tools.chart import images, rendering
@@ -536,6 +537,70 @@ def test_a_job_that_nobody_touches_grows_and_shrinks_though_each_part_dies_once(
         return {e["reason"] for e in cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]}
 
     wait(lambda: {"PlanProfiled", "PlanDrift"} <= reasons(), "events of both plans: a pass tells them last")
+
+
+@pytest.mark.usefixtures("users")
+def test_a_job_goes_on_in_fewer_pods_when_a_node_goes_and_in_more_once_there_is_one(
+    release: Release, namespace: str, paced: Paced
+):
+    """The pod that goes has a rank of its gang, so that the open step can never end."""
+    cluster = release.cluster
+    where = f"/apis/{names.API_VERSION}/namespaces/{namespace}"
+
+    def look() -> dict[str, Any]:
+        return dict(cluster.api.get(f"{where}/rljobs/{growing.NAME}"))
+
+    def plans() -> dict[str, dict[str, Any]]:
+        return {p["metadata"]["name"]: p for p in cluster.api.get(f"{where}/rlplans")["items"]}
+
+    def pods_of(component: str) -> list[dict[str, Any]]:
+        found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return [pod for pod in found if pod["metadata"]["labels"].get(names.LABEL_COMPONENT) == component]
+
+    def in_force() -> dict[str, Any]:
+        return dict(plans()[look()["status"]["plan"]["current"]]["spec"])
+
+    def has(pods: int) -> bool:
+        (pool,) = in_force()["pools"]
+        return bool(pool["pods"] == pods) and conditions(look()).get("PlanApplied") == "True"
+
+    def step() -> int:
+        return int((look().get("status") or {}).get("step") or 0)
+
+    def wait(holds: Callable[[], bool], what: str, timeout_s: float = BEGUN_S) -> None:
+        try:
+            until(holds, what=what, timeout_s=timeout_s, every_s=0.5)
+        except Exception as error:
+            told = [look().get("status"), {n: (p["spec"]["reason"], p.get("status")) for n, p in plans().items()}]
+            raise AssertionError(f"{error}\n{yaml.safe_dump(told)}") from error
+
+    apply_as(cluster, namespace, "bob", growing.beside_a_gang(paced))
+    wait(lambda: step() >= 1, "a first step")
+    wait(lambda: has(2), "a second pod")
+    before = step()
+    wait(lambda: step() > before + 10, "steps in two pods")
+    ordinal = next(w["slots"] for w in in_force()["workers"] if w["role"] == "train").split(",")[0].split("/")[1]
+    worker, (driver,) = names.COMPONENT_WORKER, pods_of(names.COMPONENT_DRIVER)
+    (lost,) = [p for p in pods_of(worker) if p["metadata"]["labels"][names.LABEL_ORDINAL] == ordinal]
+    node = lost["spec"]["nodeName"]
+    cluster.kubectl("cordon", node)
+    try:
+        before, name = step(), lost["metadata"]["name"]
+        cluster.kubectl("-n", namespace, "delete", "pod", name, "--grace-period=0", "--force", "--wait=false")
+        wait(lambda: has(1), "a plan for one pod")
+        assert in_force()["reason"]["code"] == "CapacityChanged"
+        wait(lambda: step() > before, "further steps")
+        wait(lambda: len(pods_of(worker)) == 1, "the end of the pod that finds no node")
+    finally:
+        cluster.kubectl("uncordon", node)
+    log = cluster.kubectl("-n", namespace, "logs", driver["metadata"]["name"])
+    told = [json.loads(line) for line in log.splitlines() if '"event": ' in line]
+    (given_up,) = [line["message"] for line in told if line["event"] == "steps-given-up"]
+    print(given_up, *(line["message"] for line in told if line["event"] == "branch"), sep="\n")
+    assert f"pod main-{ordinal} has been absent for" in given_up
+    wait(lambda: has(2), "two pods again", 2 * BEGUN_S)
+    before = step()
+    wait(lambda: step() > before + 5, "steps in two pods")
 
 
 @pytest.mark.usefixtures("users")

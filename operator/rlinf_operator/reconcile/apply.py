@@ -120,6 +120,8 @@ async def apply(
     told += [*decision.events, *events.of_roll(unwanted)]
     if decision.adjust is not None and not answers.not_adjusted:
         told.append(events.of_adjusted(decision.adjust))
+    if answers.infeasible and outcome.asks_for_fewer(observed, decision.status):
+        told.append(events.of_no_smaller_plan(answers.infeasible))
     told = told if held else [*told, *decision.events_of_made]
     await clients.recorder.tell(observed, told, now=clients.clock())
     more = len(refused[3:]) + answers.untried

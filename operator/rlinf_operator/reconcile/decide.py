@@ -195,8 +195,9 @@ def _run(draft: Draft, spec: RLJobSpec, gate: QueueGate) -> Decision:
     is_heard_soon = not has_said and driver is not None and driver.at_work
     no_node_since = None if is_heard_soon else now - timedelta(seconds=settings.pods_ready_deadline_s)
     choice = plans.choose(
-        observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since, most=gate.most()
-    )
+        observed, spec, report, fresh=observed.is_fresh(life), no_node_since=no_node_since, most=gate.most(),
+        homeless_since=now - timedelta(seconds=settings.homeless_s),
+    )  # fmt: skip
     if choice.request and choice.current is not None and (said := _infeasible_before(observed)) is not None:
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, said)
         choice = replace(choice, request="")
@@ -348,7 +349,7 @@ def _write_running(
         status=observed.status,
         request_plan=choice.request,
         highest_revision=choice.highest_revision,
-        plan_within=gate.most(),
+        plan_within=choice.homed or gate.most(),
         queue=queueing.of_running(
             observed.queue,
             has_pods=bool(_left(draft)),

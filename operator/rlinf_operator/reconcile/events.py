@@ -86,6 +86,12 @@ def of_adjusted(adjust: Adjust) -> Event:
     return Event(type="Normal", reason="Adjusted", message=f"{adjust.why}; no pod is replaced")
 
 
+def of_no_smaller_plan(why: Iterable[str]) -> Event:
+    """Pods of the plan in force find no node, and there is no plan without them."""
+    message = f"no plan for the pods that have nodes: {'; '.join(why)}; the others are waited for"
+    return Event(type="Warning", reason="NoSmallerPlan", message=message)
+
+
 def of_roll(deleted: Iterable[DeletePod]) -> tuple[Event, ...]:
     """The events of live pods that go because what they were made from changed, or by a rule: one for each reason.
 

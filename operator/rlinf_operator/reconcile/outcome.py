@@ -72,9 +72,12 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
     elif answers.rest:
         message = f"{answers.rest} pods are still to be made"
         draft.set(JobCondition.PODS_READY, Status.FALSE, Reason.PODS_STARTING, message)
+    if answers.scheduler_away:  # it is asked again
+        before = observed.status.plan.asked_within
+        draft.fields["plan"] = decided.plan.model_copy(update={"asked_within": before})
     running = draft.find(JobCondition.RUNNING)
     waits = running is None or running.reason == Reason.WAITING_FOR_PLAN  # else the job goes on under an older plan
-    if answers.infeasible:
+    if answers.infeasible and not asks_for_fewer(observed, decided):
         draft.set(JobCondition.VALID, Status.FALSE, Reason.INFEASIBLE, "; ".join(answers.infeasible))
         if waits:
             draft.set(JobCondition.RUNNING, Status.UNKNOWN, Reason.WAITING_FOR_PLAN, "no plan is feasible: see Valid")
@@ -87,6 +90,13 @@ def status_after(answers: Answers, observed: Observed, *, decided: RLJobStatus, 
     if answers.driver_refused:
         draft.set(JobCondition.PLAN_APPLIED, Status.FALSE, Reason.PLAN_PENDING, answers.driver_refused)
     return _keep_transition_times(observed.status, draft.build())
+
+
+def asks_for_fewer(observed: Observed, decided: RLJobStatus) -> bool:
+    """Whether the pass asks for a plan for the pods that have nodes: where there is none, the spec is as valid as it
+    was."""
+    asked = decided.plan.asked_within
+    return bool(asked) and asked != observed.status.plan.asked_within
 
 
 def _held(decided: RLJobStatus, observed: Observed) -> RLJobStatus:

@@ -11,12 +11,15 @@ preparation failed, is passed over with its reason, and what is in force stays a
 
 So does a plan in force that an edited spec no longer allows, or whose object somebody deleted: its pods are at work,
 and taken from under a step they would stall it for good. It keeps them until another is in force; `Auto` asks for one.
+
+`Auto` also asks for one where pods of the plan in force find no node and their pools may have fewer.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -25,7 +28,7 @@ from typing import Final
 from rlinf_api import conditions, names, plan_rules, times
 from rlinf_api.conditions import Condition, JobCondition, PlanCondition, Reason, Status
 from rlinf_api.errors import InvalidManifest
-from rlinf_api.job import PlacementMode, RLJobSpec
+from rlinf_api.job import PlacementMode, RLJobSpec, as_range
 from rlinf_api.plan import MeasuredPeriod, PlanReason, RLPlanStatus
 from rlinf_api.report import DriverReport, DriverState
 from rlinf_operator.manifests.metadata import JobMeta, Target
@@ -71,6 +74,8 @@ class PlanChoice:
     pin_reason: Reason = Reason.PIN_REFUSED
     request: str = ""
     """Reason for asking the scheduler; empty where an allowed plan is in force, or where a person has chosen one."""
+    homed: Mapping[str, int] = field(default_factory=dict)
+    """Pods of each pool that have nodes, where others of the plan in force find none and fewer would do."""
     in_vain: bool = False
     """So many plans in a row came to nothing that no other is asked for."""
 
@@ -100,10 +105,12 @@ def choose(
     fresh: bool = False,
     no_node_since: datetime | None = None,
     most: Mapping[str, int] | None = None,
+    homeless_since: datetime | None = None,
 ) -> PlanChoice:
     """`fresh`: no pod of this life was made yet, so that no plan can be in force. `no_node_since`: a pod that is as old
     and has no node yet is taken to find none; None: a driver is at work that has yet to say which plan is in force.
-    `most`: pods per pool that the job's queue admitted; None: nobody counts them."""
+    `most`: pods per pool that the job's queue admitted; None: nobody counts them. `homeless_since`: pods of the plan in
+    force that are as old and have no node are done without, where fewer are allowed; None: they are waited for."""
     usable, passed_over = [], []
     for plan in sorted(observed.plans, key=lambda p: p.revision):
         problem = _problem(plan, observed, spec) or queueing.exceeds(_pods(plan), most)
@@ -141,8 +148,11 @@ def choose(
     if current is not None and (over := _not_admitted(passed_over, current, observed, spec, most)) is not None:
         return replace(choice, failed=over, failed_for=str(Reason.UNSCHEDULABLE))
     if target is None or current is None or target.name == current.name:
-        asks = choice.not_allowed and not problem and report is not None and not choice.in_vain
-        return replace(choice, request="CapacityChanged") if asks else choice
+        if choice.not_allowed and not problem and report is not None and not choice.in_vain:
+            return replace(choice, request="CapacityChanged")
+        homed = _homed(choice, observed, spec, report, since=homeless_since)
+        asks = homed and homed != observed.status.plan.asked_within and not choice.in_vain
+        return replace(choice, homed=homed, request="CapacityChanged" if asks else "")
     ended = tuple(_ended(target, choice, observed))
     # A driver at work may be further than the status knows; one that is gone may need what the plan on its way holds.
     is_heard = no_node_since is not None or (report is not None and report.plan_revision > 0)
@@ -151,6 +161,38 @@ def choose(
     if no_node_since and (why := _homeless(target, choice, observed, since=no_node_since)):
         return replace(choice, failed=replace(target, problem=why), failed_for=str(Reason.UNSCHEDULABLE))
     return replace(choice, pending=target, in_doubt=frozenset(() if is_heard else (pod.name for pod in ended)))
+
+
+def _homed(
+    choice: PlanChoice,
+    observed: Observed,
+    spec: RLJobSpec,
+    report: DriverReport | None,
+    *,
+    since: datetime | None,
+) -> dict[str, int]:
+    """Pods of each pool that have nodes, where one of the plan in force finds none and its pool may have fewer. Nothing
+    before the first step, nor where a queue or a person has said how many the job has."""
+    current, placement = choice.current, spec.placement
+    is_ours = observed.queue is None and placement.apply == "Auto" and placement.mode is not PlacementMode.PINNED
+    has_begun = report is not None and report.plan_revision > 0 and max(report.step, observed.status.step) > 0
+    if since is None or current is None or _is_users(current) or not (is_ours and has_begun):
+        return {}
+    applied = conditions.find(current.status.conditions, PlanCondition.APPLIED)
+    applied_at = times.parse(applied.last_transition_time) if applied is not None else None
+    if applied_at is None or applied_at > since:  # the pods that it has no more may have had the nodes
+        return {}
+    in_force = _pods(current)
+    homeless = Counter(
+        pod.pool for pod in observed.pods if _is_homeless(pod, since=since) and pod.ordinal < in_force.get(pod.pool, 0)
+    )
+    least = {pool.name: as_range(pool.pods).min for pool in spec.pools}
+    homed = {pool: count - homeless[pool] for pool, count in in_force.items()}
+    return homed if homeless and all(homed[pool] >= max(1, least[pool]) for pool in homeless) else {}
+
+
+def _is_homeless(pod: PodView, *, since: datetime) -> bool:
+    return bool(pod.unschedulable) and not pod.node and pod.created_at <= since
 
 
 def _not_admitted(

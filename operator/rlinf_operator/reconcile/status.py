@@ -310,10 +310,12 @@ def plan_applied(
 ) -> None:
     """`late`: places that only the plan on its way needs."""
     if choice.current is not None:
+        is_answered = choice.pending is not None or choice.failed is not None  # perhaps by the plan for fewer pods
         draft.fields["plan"] = PlanStatusRef(
             current=choice.current.name,
             pending=choice.pending.name if choice.pending else "",
             switches=max(draft.old.plan.switches, report.plan_switches if report else 0),
+            asked_within=draft.old.plan.asked_within if is_answered else dict(choice.homed),
         )
     draft.set(JobCondition.PLAN_APPLIED, *_plan_applied(choice, report, late=late, pods=pods))
 
@@ -358,8 +360,21 @@ def _plan_applied(
     why = choice.current.spec.reason.message if choice.current.spec else ""
     if report is not None and report.plan_revision == choice.current.revision:
         pause = f"; the change to it took {report.plan_pause_s:.3f} s" if report.plan_pause_s else ""
-        return Status.TRUE, Reason.PLAN_IN_FORCE, f"{choice.current.name}: {why}{pause}{passed}{_to_approve(choice)}"
+        return (
+            Status.TRUE,
+            Reason.PLAN_IN_FORCE,
+            f"{choice.current.name}: {why}{pause}{_at_large(choice)}{passed}{_to_approve(choice)}",
+        )
     return Status.UNKNOWN, Reason.PLAN_PENDING, f"{choice.current.name} waits for its driver: {why}{passed}"
+
+
+def _at_large(choice: PlanChoice) -> str:
+    """That a plan for fewer pods is, or was, asked for."""
+    if not choice.homed:
+        return ""
+    pods = ", ".join(f"{count} of pool {pool}" for pool, count in sorted(choice.homed.items()))
+    asked = "a plan is asked for" if choice.request else "no plan came into force"
+    return f"; {asked} for the pods that have nodes, {pods}"
 
 
 def _to_approve(choice: PlanChoice) -> str:

@@ -35,6 +35,7 @@ def test_the_defaults_of_jobs_are_these():
         "accelerator_shm": "8Gi",
         "shm_share": 0.25,
         "pods_ready_deadline_s": 300.0,
+        "homeless_s": 60.0,
         "driver_silent_deadline_s": 60.0,
         "driver_late_s": 10.0,
         "agent_silent_deadline_s": 60.0,
