@@ -167,7 +167,10 @@ class Exchange:
         before is forgotten one by one, as workers answer."""
         for queue in self.queues.values():
             queue.core.micro_batch = self._job.placement.channel(queue.spec.channel).micro_batch
-            queue.core.consumers.ranked = [w.placed.id for w in self._members.of_role(queue.spec.consumer)]
+            consumers = [w.placed.id for w in self._members.of_role(queue.spec.consumer)]
+            if len(consumers) != len(queue.core.consumers.ranked):
+                queue.tickets.divide_anew()
+            queue.core.consumers.ranked = consumers
         self.routes.resize()
 
     def _rehomed(self) -> frozenset[str]:

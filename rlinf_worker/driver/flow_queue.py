@@ -49,7 +49,13 @@ class Tickets:
         self._core, self._members, self._role = core, members, role
         self._put: dict[UnitId, UnitInfo] = {}  # as the flow has
         self._away: frozenset[WorkerId] = frozenset()
-        self.affinities = 0  # that the flow has named: 0 up to this
+        self._named: dict[Age, int] = {}  # of how many affinities a flow spoke: in open steps, and in the last one
+
+    @property
+    def affinities(self) -> int:
+        """As many as the flow divides its work by: 0 up to this. It may be fewer from one step to the next, as where a
+        flow has one for each worker and another plan has fewer of them."""
+        return max(self._named.values(), default=0)
 
     def put(self, units: Iterable[UnitInfo], *, ends: Sequence[QueueCore]) -> None:
         """Idempotent: a ticket whose units are at all their ends already (a new driver puts all of a step again) is not
@@ -57,7 +63,9 @@ class Tickets:
         that ends nowhere always is."""
         units = list(units)
         self._put.update((unit.id, unit) for unit in units)
-        self.affinities = max([self.affinities, *(u.affinity + 1 for u in units if u.affinity is not None)])
+        for unit in units:
+            if unit.affinity is not None:
+                self._named[unit.age] = max(self._named.get(unit.age, 0), unit.affinity + 1)
         fresh = [u for u in units if u.wants_seal or not ends or not all(end.steps.has_all_of(u) for end in ends)]
         self._count_rehomed(unit for unit in fresh if not self._core.knows(unit.id))
         self._core.announce(self._at_home(fresh))
@@ -74,12 +82,19 @@ class Tickets:
         waiting = {unit.id for unit in self._core.rehome(self._at_home(self._put.values()))}
         return self._count_rehomed(unit for unit in self._put.values() if unit.id in waiting)
 
+    def divide_anew(self) -> None:
+        """There are more consumers, or fewer: a flow that has an affinity for each of them has others from now on. No
+        step is open."""
+        self._named.clear()
+
     def end(self, uids: Iterable[UnitId]) -> None:
         for uid in uids:
             self._put.pop(uid, None)
 
     def close(self, upto: Age) -> None:
         self._put = {uid: unit for uid, unit in self._put.items() if unit.age > upto}
+        last = max(self._named, default=upto)
+        self._named = {age: count for age, count in self._named.items() if age > upto or age == last}
 
     def _at_home(self, units: Iterable[UnitInfo]) -> list[UnitInfo]:
         """With the consumer that each belongs to, or that stands in for it, where the flow's affinity was."""

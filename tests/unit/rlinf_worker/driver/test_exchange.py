@@ -387,6 +387,54 @@ def test_tickets_of_one_that_is_away_wait_for_others_until_it_is_back(site):
     assert site.exchange.queues["segments"].core.counts["rehomed"] == 2
 
 
+def put_by_affinity(site, step: int, affinities: int) -> dict[str, list[str]]:
+    """A step's tickets, one of each affinity; who was handed which."""
+    names = ("env/0", "env/1")
+    for worker in names:
+        site.told(worker)
+        site.exchange.queue("segments").core.consumers.credit(WorkerId(worker), 8)
+    site.put(
+        [UnitInfo(key=f"env:{n}@{step}", branch=0, step=step, inline=b"{}", affinity=n) for n in range(affinities)]
+    )
+    site.exchange.match()
+    return {w: [key for kind, keys in site.told(w) if kind == "assign" for key in keys] for w in names}
+
+
+def test_a_flow_that_has_an_affinity_for_each_of_fewer_workers_keeps_all_of_them_at_work(site):
+    """Two of four have gone with another plan: of the four affinities that there were, the first two were one worker's."""
+    site.exchange.close_step(1, branch=0)
+    halves = {"env/0": ["env:0@2", "env:1@2"], "env/1": ["env:2@2", "env:3@2"]}
+    assert put_by_affinity(site, 2, affinities=4) == halves
+    site.exchange.close_step(2, branch=0)
+    consumers = site.exchange.queue("segments").core.consumers
+    consumers.ranked = [*consumers.ranked, WorkerId("env/2"), WorkerId("env/3")]
+    site.exchange.replan()
+    assert put_by_affinity(site, 3, affinities=2) == {"env/0": ["env:0@3"], "env/1": ["env:1@3"]}
+
+
+def test_affinities_that_a_flow_has_no_more_are_forgotten_with_the_step_after(site):
+    put_by_affinity(site, 2, affinities=4)
+    assert site.exchange.queue("segments").tickets.affinities == 4, "step 1, which is open, has two"
+    put_by_affinity(site, 3, affinities=2)
+    for step, known in ((1, 4), (2, 2), (3, 2)):
+        site.exchange.close_step(step, branch=0)
+        assert site.exchange.queue("segments").tickets.affinities == known
+    assert put_by_affinity(site, 4, affinities=2) == {"env/0": ["env:0@4"], "env/1": ["env:1@4"]}
+
+
+def test_a_change_of_plan_with_as_many_workers_moves_no_affinity(site):
+    put_by_affinity(site, 2, affinities=4)
+    for step in (1, 2):
+        site.exchange.close_step(step, branch=0)
+    site.exchange.replan()
+    assert site.exchange.queue("segments").tickets.affinities == 4
+    one = UnitInfo(key="env:1@3", branch=0, step=3, inline=b"{}", affinity=1)
+    site.told("env/0")
+    site.put([one])
+    site.exchange.match()
+    assert ("assign", ["env:1@3"]) in site.told("env/0"), "as before, though the others are still to be put"
+
+
 def test_a_ticket_that_still_waits_is_its_own_consumers_again_once_that_is_back(site):
     env_1 = WorkerId("env/1")
     site.exchange.gone(env_1, "env")
