@@ -25,7 +25,7 @@ from typing import Final
 
 from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode
-from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, PlanReason, PlanReasonModel, RLPlanSpec
+from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, CyclePlan, PlanReason, PlanReasonModel, RLPlanSpec
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
@@ -60,6 +60,7 @@ WRITTEN: Final = (
     PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED, PlanReason.ROLLED_BACK,
 )  # fmt: skip
 """Why another is written."""
+MOST_STAGES: Final = 1000  # that a plan may name
 ALTERNATIVES: Final = 4  # runners-up that a plan names: what a person reads
 
 
@@ -185,15 +186,26 @@ class _Decision(Known):
             return None
         if (self.now.mean - worth_s) * self.remaining <= SAFETY * self.others.change_s(base):
             return None
+        back = self._instead_of_a_probe(base)
+        expected *= self.predicted(back, self.problem).period_ms / self.predicted(base, self.problem).period_ms
         said = (
             f"revision {self.plan.revision} takes {self.now.mean:.4g} s a step ({self.now.count} steps), and revision "
-            f"{base.revision} would take {expected:.4g} s for the same work; it is not tried again"
+            f"{back.revision} would take {expected:.4g} s for the same work; it is not tried again"
         )
-        return self._written(base, PlanReason.ROLLED_BACK, said, seconds=expected)
+        return self._written(back, PlanReason.ROLLED_BACK, said, seconds=expected)
+
+    def _instead_of_a_probe(self, base: RLPlanSpec) -> RLPlanSpec:
+        """The sizes of a probe were there to be measured only: where the simulator, which knows by now what a batch
+        costs, has those of before quicker, they are what is gone back to."""
+        before = self.records.get(base.based_on.revision) if base.reason.code is PlanReason.PROBE else None
+        if before is None or self.off_of(before.spec.revision) is None or not self.others.may_be_used(before.spec):
+            return base
+        return min((base, before.spec), key=lambda plan: self.predicted(plan, self.problem).period_ms)
 
     # --- probes -------------------------------------------------------------------------------------------------------
     def _probe_of_sizes(self, fitted: Fit) -> NextPlan | None:
-        """The same plan with half of each micro-batch whose size never changed: two sizes make a line."""
+        """The same plan with half of each micro-batch, and of each sub-batch of a cycle, whose size never changed: two
+        sizes make a line."""
         if self.case.job.placement.apply != "Auto":
             return None  # each would wait for a person
         if self.plan.reason.code is PlanReason.PROBE:
@@ -208,15 +220,22 @@ class _Decision(Known):
                 smaller = channel.micro_batch // 2
                 depth = -(-channel.micro_batch * channel.depth // smaller)  # as many units are under way
                 channels[name] = plans.sized(channel, micro_batch=smaller, depth=depth)
-                halved.append(name)
-        probe = self.plan.model_copy(update={"channels": list(channels.values())})
+                halved.append(f"{name} with half of the micro-batch")
+        cycles = {frozenset(cycle.roles): cycle for cycle in self.plan.cycles}
+        for ends in fitted.one_stage:
+            cycle = cycles.get(frozenset(ends), CyclePlan(roles=list(ends)))
+            if 2 * cycle.stages <= MOST_STAGES:
+                cycles[frozenset(ends)] = cycle.model_copy(update={"stages": 2 * cycle.stages})
+                halved.append(f"the cycle of {' and '.join(ends)} with twice the stages")
+        changed = {"channels": list(channels.values()), "cycles": list(cycles.values())}
+        probe = self.plan.model_copy(update=changed)
         # Twice as many batches cost what they cost by themselves once more: nothing, all of the step, or between.
         cost = self.probe_steps * self.now.mean / 2 + 2 * self.others.change_s(probe)
         if not halved or cost > PROBE_SHARE * self.remaining * self.now.mean:
             return None
         said = (
-            f"what a batch costs by itself is not known where all have one size: {', '.join(halved)} with half of the "
-            f"micro-batch, for {self.probe_steps} steps"
+            f"what a batch costs by itself is not known where all have one size: {', '.join(halved)}, for "
+            f"{self.probe_steps} steps"
         )
         return self._written(probe, PlanReason.PROBE, said)
 

@@ -91,6 +91,8 @@ class Fit:
     problem: PlanProblem
     one_size: tuple[str, ...]
     """Channels whose consumers worked on batches of one size only: what a batch costs by itself is not known."""
+    one_stage: tuple[tuple[str, str], ...]
+    """Likewise (front, back) of cycles in sub-batches, whose size goes by the number of stages."""
     assumed: tuple[str, ...]
     """What nobody has seen and a choice may hang on, as a person would call it: `the load of rollout`."""
 
@@ -214,6 +216,11 @@ def fit(
         problem=problem,
         one_size=tuple(
             sorted({graph.takes_from[n] for n, w in works.items() if w.may_be_probed and n in graph.takes_from})
+        ),
+        one_stage=tuple(
+            (cycle.front, cycle.back)
+            for cycle in problem.cycles
+            if not cycle.is_single and (works[cycle.front].may_be_probed or works[cycle.back].may_be_probed)
         ),
         assumed=tuple(what for name in specs for what in works[name].assumed),
     )

@@ -14,6 +14,7 @@ from rlinf_scheduler.planner import spec as plan_spec
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.problem import InLanes, InRounds, Provenance
 from rlinf_scheduler.planner.simulate import simulate
+from rlinf_scheduler.replan import decide as decide_module
 from rlinf_scheduler.replan.decide import CODES, NextPlan, Stay, _Decision, decide
 from rlinf_scheduler.replan.evidence import SURE, StepTimes, computed, slower, steps_of
 from rlinf_scheduler.replan.fit import Fit, Unfit, fit
@@ -304,6 +305,39 @@ def test_a_channel_holds_what_its_sizes_have_under_way_or_more():
 
     assert held(micro_batch=4, depth=4) == (4, 4, 16, "4Gi")
     assert held(micro_batch=2, depth=9) == (2, 9, 18, "4Gi")
+
+
+def test_a_probe_halves_the_sub_batches_of_a_cycle_too_so_that_what_one_costs_is_known():
+    job = world("drawn-04")
+    first = fitted(job, steps=2)
+    assert first.one_stage == (("env", "rollout"),)
+    assert {first.problem.role(name).per_batch_ms.value for name in ("env", "rollout")} == {0.0}, "nobody knows"
+    found = fitted(job, steps=6)
+    probe = job.plans[1]
+    assert probe.reason.code is PlanReason.PROBE
+    (before,), (now,) = job.plans[0].cycles, probe.cycles
+    assert (now.roles, now.stages) == (before.roles, 2 * before.stages)
+    assert "the cycle of env and rollout with twice the stages, for 3 steps" in probe.reason.message
+    assert found.one_stage == ()
+    for name in ("env", "rollout"):
+        role, true = found.problem.role(name), job.truth.role(name)
+        assert role.per_batch_ms.by is Provenance.FITTED
+        assert role.per_batch_ms.value == pytest.approx(true.per_batch_ms.value, rel=1e-3)
+        assert role.options[0].per_item_ms.value == pytest.approx(true.options[0].per_item_ms.value, rel=1e-3)
+
+
+def test_a_plan_that_is_taken_back_for_a_probe_goes_back_to_what_the_probe_was_of_where_that_is_quicker():
+    job = World.of_entry(ENTRIES["drawn-01"], steps=3000, slow=lambda plan: 9.0 if plan.lease_sets else 1.0)
+    job.run(60)
+    codes = [plan.reason.code for plan in job.plans]
+    assert codes[:4] == [PlanReason.INITIAL, PlanReason.PROBE, PlanReason.PROFILED, PlanReason.ROLLED_BACK]
+    initial, probe, _, back = job.plans[:4]
+    took = [simulate(job.truth, plan_spec.read(job.truth, plan, job.job)).period_ms for plan in (initial, probe)]
+    assert took[0] < took[1], "smaller batches cost more of them"
+    assert (back.channels, back.workers) == (initial.channels, initial.workers) != (probe.channels, probe.workers)
+    assert "and revision 1 would take" in back.reason.message
+    assert back.predicted is not None
+    assert back.predicted.period_seconds == pytest.approx(1e-3 * took[0], rel=0.05)
 
 
 def test_a_probe_of_a_channel_that_holds_no_unit_too_many_is_allowed():
@@ -910,7 +944,9 @@ def slow_in_turns(kind, *, steps):
     return kind.of_entry(ENTRIES["drawn-14"], steps=steps, slow=lambda plan: 9.0 if plan.lease_sets else 1.0)
 
 
-def test_what_stays_unknown_behind_a_probe_is_not_tried_again():
+def test_what_stays_unknown_behind_a_probe_is_not_tried_again(monkeypatch):
+    # Of smaller sub-batches it would learn enough to take its roles in turns without another probe.
+    monkeypatch.setattr(decide_module, "MOST_STAGES", 1)
     job = slow_in_turns(Unmoved, steps=3000)
     job.run(300)
     assert [bool(p.lease_sets) for p in job.plans if p.reason.code is PlanReason.PROBE] == [False, True]
