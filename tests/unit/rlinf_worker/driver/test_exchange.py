@@ -401,7 +401,7 @@ def put_by_affinity(site, step: int, affinities: int) -> dict[str, list[str]]:
 
 
 def test_a_flow_that_has_an_affinity_for_each_of_fewer_workers_keeps_all_of_them_at_work(site):
-    """Two of four have gone with another plan: of the four affinities that there were, the first two were one worker's."""
+    """Two of four went with another plan: of the four affinities that there were, the first two were one worker's."""
     site.exchange.close_step(1, branch=0)
     halves = {"env/0": ["env:0@2", "env:1@2"], "env/1": ["env:2@2", "env:3@2"]}
     assert put_by_affinity(site, 2, affinities=4) == halves
