@@ -29,7 +29,7 @@ from rlinf_scheduler.jobs import Jobs, fewest_of, plan_manifest
 from rlinf_scheduler.kept import Manifest, PlanStore
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
-from rlinf_scheduler.replan.first import by_profiles
+from rlinf_scheduler.replan.first import as_before, by_profiles
 
 logger = logging.getLogger(__name__)
 MAX_TRIES: Final = 10  # revisions that somebody else took meanwhile; two schedulers take each other's once or twice
@@ -65,6 +65,7 @@ class Planning:
         revision = highest_revision + 1
         under = await self._measured_under(known, job=ref, namespace=namespace)
         measured = await self._by_profiles(spec, known, job=ref, revision=revision, reason=code, under=under)
+        at_work = await self._at_work(job, ref) if measured is None and code is PlanReason.CAPACITY_CHANGED else None
         for revision in range(highest_revision + 1, highest_revision + 1 + MAX_TRIES):
             plan: RLPlanSpec | Infeasible
             if measured is not None:
@@ -73,6 +74,8 @@ class Planning:
                 plan = initial(spec, job=ref, revision=revision, reason=code)
             if isinstance(plan, Infeasible):
                 return Planned(infeasible=tuple(map(str, plan.reasons)))
+            if at_work is not None:
+                plan = as_before(plan, at_work, job=spec)
             fewest = await fewest_of(spec, plan, job)
             manifest = plan_manifest(plan, namespace=namespace, fewest=fewest)
             try:
@@ -92,8 +95,17 @@ class Planning:
         """The plan that the newest profile is of, where that is the job's own and there is still such a plan."""
         if not known or known[-1].job.uid != job.uid:
             return None
+        return await self._plan(names.plan_name(job.name, known[-1].revision), job=job, namespace=namespace)
+
+    async def _at_work(self, job: Manifest, ref: JobRef) -> RLPlanSpec | None:
+        """The plan in force, as the operator has written down, where there is still such a plan."""
+        name = ((job.get("status") or {}).get("plan") or {}).get("current")
+        namespace = job["metadata"].get("namespace", "default")
+        return await self._plan(name, job=ref, namespace=namespace) if isinstance(name, str) and name else None
+
+    async def _plan(self, name: str, *, job: JobRef, namespace: str) -> RLPlanSpec | None:
         try:
-            found = await self._store.get("RLPlan", names.plan_name(job.name, known[-1].revision), namespace=namespace)
+            found = await self._store.get("RLPlan", name, namespace=namespace)
             plan = RLPlanSpec.model_validate(found.get("spec"))
         except (NotFound, ValueError):
             return None

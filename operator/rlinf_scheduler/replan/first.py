@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode, RLJobSpec
-from rlinf_api.plan import BasedOn, JobRef, PlanReason, PlanReasonModel, RLPlanSpec
+from rlinf_api.plan import BasedOn, JobRef, PlanReason, PlanReasonModel, RLPlanSpec, WorkerMemory, WorkerPlan
 from rlinf_api.profile import Profile
 from rlinf_scheduler.planner import search, words
 from rlinf_scheduler.planner import spec as plans
@@ -53,3 +53,21 @@ def by_profiles(
         if plan is not None and plan_rules.allows(plan, spec):
             return plan
     return None
+
+
+def as_before(plan: RLPlanSpec, before: RLPlanSpec, *, job: RLJobSpec) -> RLPlanSpec:
+    """A first plan of a job that is at work under `before`: what nobody measured is as it was, each role's option,
+    tokens and cache, where the job allows that on the slots that the role has now."""
+    like = {entry.role: entry for entry in reversed(before.workers)}
+    for role in dict.fromkeys(entry.role for entry in plan.workers if entry.role in like):
+        workers = [_alike(entry, like[role]) if entry.role == role else entry for entry in plan.workers]
+        kept = plan.model_copy(update={"workers": workers})
+        plan = kept if plan_rules.allows(kept, job) else plan
+    return plan
+
+
+def _alike(made: WorkerPlan, like: WorkerPlan) -> WorkerPlan:
+    memory = made.memory
+    if like.memory is not None:
+        memory = (memory or WorkerMemory()).model_copy(update={"kv": like.memory.kv})
+    return made.model_copy(update={"option": like.option, "tokens": like.tokens, "memory": memory})

@@ -118,6 +118,54 @@ async def test_other_pools_change_nothing_of_a_role_that_no_candidate_says():
     assert {(c.capacity.units, c.capacity.bytes) for c in plan.channels} == {(77, "4Gi")}
 
 
+async def under_a_plan_by_hand(store, planning, **own):
+    """A job of which nothing is measured, whose plan in force says more of its workers than a first plan does."""
+    uid, first = await asked(planning, store)
+    workers = [entry.model_copy(update=own.get(entry.role, {})) for entry in first.workers]
+    by_hand = first.model_copy(update={"revision": 2, "workers": workers})
+    await store.create(plan_manifest(by_hand, namespace="default"))
+    job = await store.get("RLJob", "again")
+    return uid, {**job, "status": {"plan": {"current": "again-p2"}}}
+
+
+async def test_a_role_of_which_nothing_is_measured_works_on_as_it_did_in_other_pods():
+    store = MemoryStore()
+    planning = Planning(store)
+    own = {"rollout": {"tokens": 8192, "memory": WorkerMemory(kv="2Gi")}, "train": {"option": "0"}}
+    _, job = await under_a_plan_by_hand(store, planning, **own)
+    for current, kept in (("again-p2", True), ("again-p1", False), ("again-p7", False), (None, False)):
+        answer = await planning.request_plan(
+            {**job, "status": {"plan": {"current": current}}}, reason="CapacityChanged", highest_revision=7
+        )
+        plan = RLPlanSpec.model_validate((await store.get("RLPlan", answer.plan))["spec"])
+        said = {e.role: (e.option, e.tokens, e.memory and e.memory.kv) for e in plan.workers}
+        assert said["env"] == ("", 0, "0")
+        assert said["rollout"] == (("", 8192, "2Gi") if kept else ("", 0, "0"))
+        assert said["train"] == (("0", 0, "0") if kept else ("", 0, "0"))
+        assert {e.memory.resident for e in plan.workers if e.role == "rollout" and e.memory} == {"23780Mi"}
+        await store.delete("RLPlan", answer.plan)
+
+
+async def test_what_a_role_had_and_the_job_does_not_allow_any_more_is_left_out_alone():
+    store = MemoryStore()
+    planning = Planning(store)
+    own = {"rollout": {"tokens": 8192, "memory": WorkerMemory(kv="900Gi")}, "train": {"option": "0"}}
+    _, job = await under_a_plan_by_hand(store, planning, **own)
+    answer = await planning.request_plan(job, reason="CapacityChanged", highest_revision=2)
+    plan = RLPlanSpec.model_validate((await store.get("RLPlan", answer.plan))["spec"])
+    said = {e.role: (e.option, e.tokens, e.memory and e.memory.kv) for e in plan.workers}
+    assert (said["rollout"], said["train"]) == (("", 0, "0"), ("0", 0, "0"))
+
+
+async def test_a_job_that_begins_has_no_plan_before():
+    store = MemoryStore()
+    planning = Planning(store)
+    _, job = await under_a_plan_by_hand(store, planning, train={"option": "0"})
+    answer = await planning.request_plan(job, reason="Initial", highest_revision=2)
+    plan = RLPlanSpec.model_validate((await store.get("RLPlan", answer.plan))["spec"])
+    assert {e.option for e in plan.workers} == {""}
+
+
 async def test_fewer_pods_than_the_plan_has_that_was_measured_are_enough():
     store = MemoryStore()
     planning, (world, profiles) = Planning(store), measured()
