@@ -382,6 +382,7 @@ class Driver:
             self.workforce.tick()
             self.presence.tick()
             self.stalls.tick()
+            self.switch.tick()
             job.mark(Dirty.TIME)
             self.settle()
             if job.ending_at is None:

@@ -77,6 +77,7 @@ class Switch:
         self.given_up = 0  # of these, for which steps were given up
         self.workers = WorkerPlans(job, exchange)
         self._agents = AgentPlans(job)
+        self._stuck = ""  # why the step that the plan waits for can never end
         self._incomplete = False  # not all workers of a plan have been ready since it came into force
 
     # --- what others ask --------------------------------------------------------------------------------------------
@@ -119,8 +120,8 @@ class Switch:
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
         if pending.awaits_gang and (problem := self._commits.problem):
             return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
-        if pending.phase is Phase.WAITING and not self._may_give_up_steps and (why := self._cannot_end(pending)):
-            return f"{self.phase.value}, which cannot come: {why}; without spec.checkpoint.uri it is waited for"
+        if pending.phase is Phase.WAITING and self._stuck and not self._may_give_up_steps:
+            return f"{self.phase.value}, which cannot come: {self._stuck}; without spec.checkpoint.uri it is waited for"
         if pending.phase is Phase.WAITING and self._incomplete:
             waits = self._job.members.missing()
             return f"{self.phase.value}; plan revision {self._job.revision} waits for {', '.join(waits[:8])}"
@@ -275,6 +276,14 @@ class Switch:
     def _changes(self, old: Placement, new: Placement) -> Changes:
         return planning.between(old, new, gang_roles=self._job.topology.gang_roles, gangs=self._gangs.joined)
 
+    def tick(self) -> None:
+        """It looks at all workers, so with time alone and not with what each of them says."""
+        pending = self.pending
+        stuck = self._cannot_end(pending) if pending is not None and pending.phase is Phase.WAITING else ""
+        if stuck != self._stuck:
+            self._stuck = stuck
+            self._job.mark(Dirty.SHOWN)
+
     # --- going on ---------------------------------------------------------------------------------------------------
     def advance(self) -> None:
         """As far as what is there allows; called with every settling."""
@@ -295,8 +304,8 @@ class Switch:
             case Phase.WAITING if pending.is_at_boundary(job, commits, switches=self.count):
                 self._tell_commit(pending)
                 return True
-            case Phase.WAITING if self._may_give_up_steps and (why := self._cannot_end(pending)):
-                self._give_up_steps(pending, why)
+            case Phase.WAITING if self._stuck and self._may_give_up_steps:
+                self._give_up_steps(pending, self._stuck)
                 return True
             case Phase.WAITING:
                 if why := pending.given_up(job, commits):
@@ -326,7 +335,9 @@ class Switch:
         job, commits = self._job, self._commits
         waited_s = job.clock() - max(pending.boundary_at, commits.last_at)
         usual_s = statistics.median(commits.step_seconds) if commits.step_seconds else 0.0
-        return stuck.why(job, waited_s=waited_s, usual_s=usual_s)
+        frees_a_pod = not job.placement.places() <= pending.placement.places()
+        still = () if frees_a_pod else pending.changes.kept
+        return stuck.why(job, waited_s=waited_s, usual_s=usual_s, still=still)
 
     @property
     def _may_give_up_steps(self) -> bool:
@@ -336,7 +347,7 @@ class Switch:
 
     def _give_up_steps(self, pending: Pending, why: str) -> None:
         """The plan comes into force now; what was learnt since the newest checkpoint is learnt again under it."""
-        pending.is_urgent = True
+        pending.is_urgent, self._stuck = True, ""
         self.given_up += 1
         text = f"open steps are given up for plan revision {pending.plan.revision}, as they can never end: {why}"
         self._job.event("steps-given-up", text, revision=pending.plan.revision, step=self._job.ledger.committed + 1)

@@ -145,8 +145,9 @@ class Workforce:
         self.recoveries.lost([worker], who=worker, role=record.placed.role, why=why, since=self._streamless.get(worker))
         record.failures += 1
         record.restarts += 1
-        behind, (last, count) = self._job.ledger.committed, record.losses
-        record.losses = behind, count + 1 if behind == last else 1
+        if loss.is_counted or loss.is_of_a_rule:  # else it went with its pod, or waited for one
+            behind, (last, count) = self._job.ledger.committed, record.losses
+            record.losses = behind, count + 1 if behind == last else 1
         self.restarts += 1
         if loss.is_counted:
             self.toll.count(worker, why)

@@ -176,7 +176,7 @@ def _homed(
     current, placement = choice.current, spec.placement
     is_ours = observed.queue is None and placement.apply == "Auto" and placement.mode is not PlacementMode.PINNED
     has_begun = report is not None and report.plan_revision > 0 and max(report.step, observed.status.step) > 0
-    if since is None or current is None or _is_users(current) or not (is_ours and has_begun):
+    if since is None or current is None or choice.not_allowed or _is_users(current) or not (is_ours and has_begun):
         return {}
     applied = conditions.find(current.status.conditions, PlanCondition.APPLIED)
     applied_at = times.parse(applied.last_transition_time) if applied is not None else None
