@@ -16,13 +16,22 @@ from typing import Any
 Line = dict[str, Any]
 
 
-def results(path: Path, one: Callable[[int], Line], *, count: int, until: float, at_once: int = 1) -> list[Line]:
+def results(
+    path: Path,
+    one: Callable[[int], Line],
+    *,
+    count: int,
+    until: float,
+    at_once: int = 1,
+    again: Callable[[Line], bool] = lambda line: False,
+) -> list[Line]:
     """The results of problems 0 to `count`, in order. `until`: begin none after so much of the monotonic clock. Each
-    line has its `seed`."""
+    line has its `seed`. `again`: what of the file is made once more, as it counts as not made; of a seed the last line
+    counts."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {line["seed"]: line for line in map(json.loads, lines)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    left = [seed for seed in range(count) if seed not in done]
+    left = [seed for seed in range(count) if seed not in done or again(done[seed])]
     with ThreadPoolExecutor(at_once) as pool:
         under_way = set[Future[Line]]()
         while under_way or (left and time.monotonic() <= until):

@@ -8,7 +8,7 @@ python -m tools.prove table                           writes the table of predic
 python -m tools.prove predict drawn-00 drawn-13       real runs of these entries; docs/planner.md has a table
 python -m tools.prove schedules [--count 200]         real jobs that are re-planned under faults; half a minute each
 python -m tools.prove placements                      real runs: predictions by a profile, and regret; 2 hours
-python -m tools.prove jobs                            real runs of whole jobs, against fixed placements; 3 hours
+python -m tools.prove jobs [--at-once 2]              real runs of whole jobs, against fixed placements; 2 hours
 python -m tools.prove cartpole                        real runs of a PPO job in turns and side by side
 """
 
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--kind", choices=tuple(exact.KINDS), default="tiny", help="exact: which problems")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; go on by the same command")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs, placements, schedules: real runs side by side")
     parser.add_argument("--modes", nargs="+", default=["Disaggregated", "Collocated"])
     parser.add_argument("--time-scale", type=float, default=1.0)
     args = parser.parse_args(arguments)
@@ -80,7 +81,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         one, summary, count = two_stages.one, two_stages.summary, args.count or 600
     name = f"exact-{args.kind}-{args.slots}" if args.part == "exact" else args.part
-    found = results(BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes)
+    found = results(
+        BUILD / f"{name}.jsonl", one, count=count, until=time.monotonic() + 60 * args.minutes,
+        at_once=args.at_once if args.part in REAL else 1, again=lambda line: line.get("void", 0) > 0,
+    )  # fmt: skip
     print(summary(found))
     return 0 if len(found) == count and all(line["ok"] for line in found) else 1
 

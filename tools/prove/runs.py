@@ -57,15 +57,23 @@ def run(job: Mapping[str, Any], *, plan: Mapping[str, Any] | None = None, timeou
         if plan is not None:
             (folder / "plan.yaml").write_text(yaml.safe_dump(dict(plan)), encoding="utf-8")
             words += ["--plan", str(folder / "plan.yaml")]
-        psutil.cpu_percent()  # from here on
+        before = psutil.cpu_times()
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise RunFailed(f"not ended within {timeout_s:.0f} s: {str(error.stderr)[-1000:]}") from error
-        busy = psutil.cpu_percent() / 100
+        busy = _busy(before, psutil.cpu_times())
         if done.returncode:
             raise RunFailed(f"exit code {done.returncode}: {done.stderr[-2000:]!r}")
         return _read(folder / "work", busy)
+
+
+def _busy(before: Any, after: Any) -> float:
+    """The share of the cores that was at work between; of runs side by side each has its own."""
+    spent: dict[str, float] = {
+        kind: getattr(after, kind) - getattr(before, kind) for kind in after._fields if "guest" not in kind
+    }
+    return 1.0 - (spent["idle"] + spent["iowait"]) / sum(spent.values())
 
 
 @contextmanager

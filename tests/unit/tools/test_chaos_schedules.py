@@ -239,3 +239,19 @@ def test_what_was_made_is_not_made_again_and_lines_are_in_order(tmp_path, at_onc
     assert [(line["seed"], line["ok"]) for line in found] == [(n, n != 2) for n in range(5)]
     assert len(path.read_text().splitlines()) == 5
     assert resumable.results(path, one, count=9, until=time.monotonic() - 1) == found, "none is begun too late"
+
+
+def test_what_counts_as_not_made_is_made_again_once(tmp_path):
+    made = list[int]()
+
+    def one(seed):
+        made.append(seed)
+        return {"seed": seed, "void": int(seed == 1 and made.count(1) == 1)}
+
+    until = time.monotonic() + 60
+    for voids in ([0, 1, 0], [0, 0, 0], [0, 0, 0]):
+        found = resumable.results(
+            tmp_path / "lines.jsonl", one, count=3, until=until, again=lambda line: line["void"] > 0
+        )
+        assert [line["void"] for line in found] == voids
+    assert made == [0, 1, 2, 1]

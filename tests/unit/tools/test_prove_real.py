@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from rlinf_api.job import RLJobSpec
-from rlinf_api.plan import JobRef
+from rlinf_api.plan import JobRef, PlanReasonModel, Predicted
 from rlinf_scheduler.planner.infeasible import Infeasible
 from rlinf_scheduler.planner.initial import initial
 from tools import workloads
@@ -165,6 +168,33 @@ def test_whole_jobs_are_held_against_the_better_fixed_placement(monkeypatch):
     busy = runs.Went(seconds=(1.0,), whole_s=1.0, profiles=(), plans=(), busy=0.9)
     monkeypatch.setattr(runs, "run", lambda manifest, *, timeout_s: busy)
     assert whole_jobs.one(at, time_scale=1.0)["void"] == 3
+
+
+def test_what_each_plan_of_a_whole_job_promised_and_took_stands_in_its_row(monkeypatch, capsys):
+    def profile(revision, steps, seconds):
+        return SimpleNamespace(revision=revision, steps=steps, step_seconds=SimpleNamespace(value=seconds))
+
+    def plan(revision, code, promised):
+        predicted = Predicted(period_seconds=promised) if promised else None
+        return SimpleNamespace(revision=revision, reason=PlanReasonModel(code=code), predicted=predicted)
+
+    profiles: Any = (profile(1, 1, 9.0), profile(1, 3, 1.0), profile(1, 1, 2.0), profile(2, 1, 7.0))
+    plans: Any = (plan(1, "Initial", 0), plan(2, "Probe", 1.5), plan(3, "Profiled", 0.5))
+    went = runs.Went(seconds=(1.0,) * 59, whole_s=60.0, profiles=profiles, plans=plans, busy=0.2)
+    monkeypatch.setattr(runs, "run", lambda manifest, *, timeout_s: went)
+    line = whole_jobs.one(whole_jobs.ENTRIES.index("drawn-14"), time_scale=1.0)
+    assert line["plans"] == [
+        {"code": "Initial", "promised": None, "took": 1.25, "steps": 4},
+        {"code": "Probe", "promised": 1.5, "took": 7.0, "steps": 1},
+        {"code": "Profiled", "promised": 0.5, "took": None, "steps": 0},
+    ]
+    whole_jobs.summary([line])
+    assert "| Initial 1.25; Probe 1.50 7.00; Profiled 0.50 |" in capsys.readouterr().out
+
+
+def test_a_run_is_as_busy_as_the_cores_were_between_its_begin_and_its_end():
+    times = namedtuple("times", ("user", "idle", "iowait", "guest"))
+    assert runs._busy(times(10, 100, 0, 5), times(16, 112, 2, 11)) == pytest.approx(0.3)
 
 
 def test_a_step_of_a_workload_is_scaled_to_a_second():
