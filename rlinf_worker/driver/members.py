@@ -40,7 +40,7 @@ class WorkerRecord:
     endpoint: Endpoint | None = None
     failures: int = 0  # in a row, without having been ready in between
     restarts: int = 0
-    losses: tuple[int, int] = (0, 0)  # behind which committed step it ended, and how often in a row there
+    losses: tuple[PolicyVersion, int] = (PolicyVersion(0, 0), 0)  # behind which step it ended, how often in a row there
     why: str = ""  # of its last end
     ended_at: float | None = None  # likewise, its first sign
     start_at: float = 0.0  # not before (back-off)

@@ -31,8 +31,8 @@ def why(job: Job, *, waited_s: float, usual_s: float, still: Container[WorkerId]
     here = [record for wid, record in members.workers.items() if wid not in members.away]
     for record in here:
         behind, count = record.losses
-        if count >= LOSSES and behind == job.ledger.committed:
-            return f"worker {record.placed.id} was lost {count} times behind step {behind}: {record.why}"
+        if count >= LOSSES and behind == job.ledger.version:
+            return f"worker {record.placed.id} was lost {count} times behind step {behind.number}: {record.why}"
     for record in (record for record in here if record.placed.id not in still):
         pod = members.pods.get(record.placed.pod)
         since = pod.absent_since if pod is not None else None

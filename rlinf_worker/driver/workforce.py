@@ -146,7 +146,7 @@ class Workforce:
         record.failures += 1
         record.restarts += 1
         if loss.is_counted or loss.is_of_a_rule:  # else it went with its pod, or waited for one
-            behind, (last, count) = self._job.ledger.committed, record.losses
+            behind, (last, count) = self._job.ledger.version, record.losses
             record.losses = behind, count + 1 if behind == last else 1
         self.restarts += 1
         if loss.is_counted:

@@ -7,6 +7,7 @@ import pytest
 
 from rlinf_api.names import WorkerId
 from rlinf_api.report import DriverState
+from rlinf_worker.channels.protocol import PolicyVersion
 from rlinf_worker.driver import status, stuck
 from rlinf_worker.driver.members import WorkerState
 from rlinf_worker.driver.pending import Phase
@@ -87,7 +88,7 @@ async def test_a_checkpoint_that_is_written_is_waited_for():
     world = World(elastic(1, every_steps=2))
     job = world.driver.job
     await world.run_until(lambda: world.driver.commits.is_saving)
-    job.members.workers[WorkerId("rollout/0")].losses = (job.ledger.committed, stuck.LOSSES)
+    job.members.workers[WorkerId("rollout/0")].losses = (job.ledger.version, stuck.LOSSES)
     assert not world.driver.switch._may_give_up_steps
     await world.run_until(lambda: not world.driver.commits.is_saving)
     assert world.driver.switch._may_give_up_steps
@@ -126,7 +127,7 @@ async def test_a_gang_whose_pod_comes_in_time_loses_nothing_but_what_it_had_lost
 async def test_without_checkpoints_a_step_that_cannot_end_is_waited_for_and_people_are_told():
     world = World(elastic(1), checkpoints=False)
     await world.run_until(lambda: world.driver.job.ledger.committed == 2)
-    world.driver.job.members.workers[WorkerId("rollout/0")].losses = (2, stuck.LOSSES)
+    world.driver.job.members.workers[WorkerId("rollout/0")].losses = (PolicyVersion(0, 2), stuck.LOSSES)
     world.driver.job.members.workers[WorkerId("rollout/0")].why = "exit code 137"
     world.pin(elastic(2, micro_batch=1))
     await world.run_until(lambda: world.driver.switch.phase is Phase.WAITING)
@@ -172,6 +173,21 @@ async def test_a_worker_that_dies_in_each_step_of_a_plan_gives_way_to_the_next(c
     await world.run()
     check(world)
     assert job.revision == 2
+
+
+async def test_what_a_worker_died_of_under_a_plan_that_is_over_takes_no_step_from_the_next():
+    """The same step is made again on another branch, under a plan of which nobody dies; a third plan waits."""
+    world = World(elastic(1, every_steps=2))
+    job = world.driver.job
+    await world.run_until(lambda: job.ledger.committed == 3)
+    world.pin(elastic(2, every_steps=2, micro_batch=1))
+    await dies_in_each_step(world, "rollout/0", until=lambda: job.revision == 2)
+    assert job.members.workers[WorkerId("rollout/0")].losses == (PolicyVersion(0, 3), stuck.LOSSES)
+    await world.run_until(lambda: (job.ledger.version.branch, job.ledger.committed) == (1, 3))
+    world.pin(elastic(3, every_steps=2))
+    await world.run()
+    check(world)
+    assert (job.revision, world.driver.switch.given_up) == (3, 1)
 
 
 async def test_before_the_first_step_has_ended_it_begins_anew_as_another_branch():
@@ -256,7 +272,7 @@ async def test_who_is_absent_in_the_next_plan_as_well_gives_way_to_none():
     both = frozenset({WorkerId("env/0"), WorkerId("env/1")})
     assert stuck.why(job, waited_s=1e6, usual_s=0.0, still=both) == ""
     assert stuck.why(job, waited_s=1e6, usual_s=0.0, still=both - {WorkerId("env/1")}).endswith("env/1 is in it")
-    job.members.workers[WorkerId("env/0")].losses = (2, stuck.LOSSES)
+    job.members.workers[WorkerId("env/0")].losses = (PolicyVersion(0, 2), stuck.LOSSES)
     assert stuck.why(job, waited_s=0.0, usual_s=0.0, still=both) != "", "as of memory, of which it may have more there"
 
 
@@ -285,22 +301,22 @@ async def test_a_pod_that_is_lost_three_times_in_a_step_costs_it_nothing():
         await world.run_until(lambda n=attempt: job.members.pods["sim", 0].attempt == n)  # type: ignore[misc]
         await world.run_until(lambda: job.members.workers[WorkerId("env/0")].state is WorkerState.READY)
         assert job.ledger.committed == 2, "it is still the same step"
-    assert job.members.workers[WorkerId("env/0")].losses == (0, 0)
+    assert job.members.workers[WorkerId("env/0")].losses[1] == 0
 
 
 async def test_losses_count_for_the_step_in_which_they_were():
     world = await stands()
     job = world.driver.job
     record, force = job.members.workers[WorkerId("env/1")], world.driver.workforce
-    assert record.losses == (0, 0)
+    assert record.losses[1] == 0
     for count in (1, 2):
         force.lose(record, "exit code 137")
-        assert record.losses == (2, count)
+        assert record.losses == (PolicyVersion(0, 2), count)
         assert stuck.why(job, waited_s=0.0, usual_s=0.0) == ""
     force.lose(record, "exit code 137")
     assert stuck.why(job, waited_s=0.0, usual_s=0.0) == "worker env/1 was lost 3 times behind step 2: exit code 137"
     await world.run_until(lambda: job.ledger.committed == 3)
     assert stuck.why(job, waited_s=0.0, usual_s=0.0) == ""
     force.lose(record, "exit code 137")
-    assert record.losses == (3, 1)
+    assert record.losses == (PolicyVersion(0, 3), 1)
     assert world.driver.job.standing.state is not DriverState.FAILED
