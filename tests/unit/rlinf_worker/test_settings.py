@@ -129,7 +129,7 @@ def test_an_override_replaces_what_it_names():
     [
         ("{", "RLINF_SETTINGS is not JSON"),
         ("[]", "is not a JSON object: got list"),
-        ('{"grace": 1}', "got 'grace', wanted one of agent_dead_after_s"),
+        ('{"grace": 1}', "got 'grace', wanted one of absent_pod_s"),
         ('{"results_kept": 1.5}', "got 1.5, wanted a whole number above 0"),
         ('{"stop_grace_s": -1}', "got -1, wanted a number above 0"),
         ('{"stop_grace_s": true}', "got True, wanted a number above 0"),
