@@ -1,7 +1,7 @@
 """Units on their way from role to role: put together of parts, handed out by credit, counted at the end of a step.
 
-The rules are those of rlinf_worker/queues (matching.py, given.py): the most credit first, within microBatch * depth, of
-two the one that has less in hand.
+The rules are those of rlinf_worker/queues (matching.py, given.py): of those that have room, within microBatch * depth,
+to who has least to do, what it works on included.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SimUnits:
             self._kick(worker)
 
     def hand_out(self, role: SimRole) -> Sequence[SimWorker]:
-        """To whoever has most room, of two the one that has less in hand. Returns who was given some."""
+        """To who has least in hand of those that have room, of two the one with more. Returns who was given some."""
         waiting, heap, workers = role.waiting, role.heap, role.workers
         if not waiting:
             return ()
@@ -62,18 +62,15 @@ class SimUnits:
             return workers if room > 0 else ()
         touched: dict[int, SimWorker] = {}
         while waiting and heap:
-            held, in_hand, number = heap[0]
+            in_hand, held, number = heappop(heap)
             worker = workers[number]
-            if held != len(worker.inbox) or in_hand != held + worker.working:
-                heappop(heap)  # of the past: a newer entry is there
-                continue
-            if held >= role.window:
-                break
-            heappop(heap)
+            is_of_the_past = held != len(worker.inbox) or in_hand != held + worker.working
+            if is_of_the_past or held >= role.window:
+                continue  # a newer entry is there, or comes with the next that it takes
             bundle = min(role.bundle, len(waiting))
             for _ in range(bundle):
                 worker.inbox.append(waiting.popleft())
-            heappush(heap, (held + bundle, in_hand + bundle, number))
+            heappush(heap, (in_hand + bundle, held + bundle, number))
             touched[number] = worker
         return list(touched.values())
 
@@ -83,7 +80,7 @@ class SimUnits:
         role = worker.role
         if len(role.workers) > 1:
             held = len(worker.inbox)
-            heappush(role.heap, (held, held + worker.working, worker.number))
+            heappush(role.heap, (held + worker.working, held, worker.number))
 
     def emit(self, role: SimRole, units: Sequence[int]) -> None:
         clock = self._clock
