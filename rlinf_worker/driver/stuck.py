@@ -3,8 +3,9 @@
 A plan comes into force at the end of a step. Where that end cannot come the plan would wait for ever, and so would the
 job: it is the one that does without whom the step lacks. Called by switch.py; what is given up then, gang.py says.
 
-    why(job, waited_s=300.0, usual_s=60.0) == "pod sim-1 has been absent for more than 120 s, and worker env/2 ..."
-    why(job, waited_s=3.0, usual_s=60.0)   == "worker rollout/0 was lost 3 times behind step 7: exit code 137"
+    why(job, waited_s=300.0, usual_s=60.0)
+    "pod sim-1 has been absent for more than 120 s, and worker env/2 is in it"
+    "worker rollout/0 was lost 3 times behind step 7: exit code 137"
 """
 
 from __future__ import annotations

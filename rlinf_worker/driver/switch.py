@@ -120,7 +120,7 @@ class Switch:
             return f"waiting for {', '.join(waits[:8])}" if waits else "waiting for agents to note it"
         if pending.awaits_gang and (problem := self._commits.problem):
             return f"waiting for a checkpoint on which its gang can begin; the last could not be written: {problem}"
-        if pending.phase is Phase.WAITING and self._stuck and not self._may_give_up_steps:
+        if pending.phase is Phase.WAITING and self._stuck and self._would_lose_all:
             return f"{self.phase.value}, which cannot come: {self._stuck}; without spec.checkpoint.uri it is waited for"
         if pending.phase is Phase.WAITING and self._incomplete:
             waits = self._job.members.missing()
@@ -340,10 +340,15 @@ class Switch:
         return stuck.why(job, waited_s=waited_s, usual_s=usual_s, still=still)
 
     @property
+    def _would_lose_all(self) -> bool:
+        """All that was learnt would go with the open steps."""
+        return not self._job.checkpoint_uri and self._job.ledger.version.number > 0
+
+    @property
     def _may_give_up_steps(self) -> bool:
-        """Not where all that was learnt would go with them, nor while a checkpoint is written on which to begin."""
+        """Not while a checkpoint is written on which to begin, nor in a job that ends behind its open steps."""
         job, is_saving = self._job, self._gangs.is_here and self._commits.is_saving
-        return not (job.ending or is_saving) and (bool(job.checkpoint_uri) or not job.ledger.version.number)
+        return not (job.ending or job.ledger.draining or is_saving or self._would_lose_all)
 
     def _give_up_steps(self, pending: Pending, why: str) -> None:
         """The plan comes into force now; what was learnt since the newest checkpoint is learnt again under it."""
