@@ -214,16 +214,19 @@ def fit(
     )
     return Fit(
         problem=problem,
-        one_size=tuple(
-            sorted({graph.takes_from[n] for n, w in works.items() if w.may_be_probed and n in graph.takes_from})
-        ),
-        one_stage=tuple(
-            (cycle.front, cycle.back)
-            for cycle in problem.cycles
-            if not cycle.is_single and (works[cycle.front].may_be_probed or works[cycle.back].may_be_probed)
-        ),
+        one_size=_of_one_size(works, graph),
+        one_stage=_of_one_stage(works, problem.cycles),
         assumed=tuple(what for name in specs for what in works[name].assumed),
     )
+
+
+def _of_one_size(works: Mapping[str, _Work], graph: _Graph) -> tuple[str, ...]:
+    return tuple(sorted({graph.takes_from[n] for n, w in works.items() if w.may_be_probed and n in graph.takes_from}))
+
+
+def _of_one_stage(works: Mapping[str, _Work], cycles: Iterable[CycleEdge]) -> tuple[tuple[str, str], ...]:
+    ends = ((cycle.front, cycle.back) for cycle in cycles if not cycle.is_single)
+    return tuple(pair for pair in ends if any(works[name].may_be_probed for name in pair))
 
 
 def warmed_up(profiles: Sequence[Profile]) -> tuple[Profile, ...]:

@@ -43,9 +43,7 @@ class SimRole:
         self.waiting: deque[int] = deque()
         self.by_step: dict[int, deque[int]] = {}  # of a gang, which takes no round of two steps
         self.arrived: dict[int, int] = {}  # parts that have come, of units with several
-        self.heap: list[
-            tuple[int, int, int]
-        ] = []  # (units that it has, of these in its inbox, worker): who gets the next
+        self.heap: list[tuple[int, int, int]] = []  # who gets the next: (units that it has, of these not begun, worker)
         self.done: dict[int, int] = {}  # units by step
         self.world = 0  # of a gang: its ranks, also where a few stand for all
         self.step, self.rounds_taken = 0, 0  # of a gang: its open step, units of it that went into rounds
