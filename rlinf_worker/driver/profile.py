@@ -6,8 +6,9 @@
 A profile goes out for each of the first `profileSteps` steps of a plan, then of a block of BLOCK steps, by which the
 plan is judged; then every `profile_interval_s`, and sooner of a block that took longer or shorter than the last one,
 from its first step that did.
-Left out are steps in which somebody was lost, as what they took is no property of the job, those with an evaluation or
-a save in them, as no other step has that, and steps that are made again behind a checkpoint, as they are in it already.
+Left out are steps in which somebody was lost, as what they took is no property of the job, and the one before, whose
+account may be lost too; those with an evaluation or a save in them, as no other step has that, and steps that are made
+again behind a checkpoint, as they are in it already.
 Pure but for the clock of the job. Not for: fitting anything, or deciding by it (the scheduler's).
 """
 
@@ -377,6 +378,7 @@ class _Closed:
     seconds: float
     revision: int
     is_calm: bool
+    losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +445,7 @@ class ProfileBook:
         was, self._was = self._was, (self._losses(), job.ledger.version.branch)
         is_rare = self._is_rare(done)
         is_calm = self._was == was and not self._is_away() and not is_rare
-        self._closed = _Closed(done.version.branch, done.step, done.seconds, job.revision, is_calm)
+        self._closed = _Closed(done.version.branch, done.step, done.seconds, job.revision, is_calm, self._was[0])
 
     def killed(self, role: str) -> None:
         """A worker of it, for memory."""
@@ -475,7 +477,8 @@ class ProfileBook:
             self._tell_all()
             self._of_plan, self._told, self._steps = Totals(closed.revision), 0, 0
             self._usual_s = 0.0
-        if not closed.is_calm or said is None or closed.step <= self._of_plan.last:
+        is_whole = closed.losses == self._losses()  # who is lost by now may have had to say what it did
+        if not closed.is_calm or not is_whole or said is None or closed.step <= self._of_plan.last:
             return
         self._steps += 1
         if self._steps == 2:
