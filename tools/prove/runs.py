@@ -31,6 +31,10 @@ class RunFailed(Exception):
     """With the end of what the run said."""
 
 
+class NotEnded(RunFailed):
+    """Within the time that it was given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Went:
     seconds: tuple[float, ...]
@@ -61,7 +65,7 @@ def run(job: Mapping[str, Any], *, plan: Mapping[str, Any] | None = None, timeou
         try:
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"not ended within {timeout_s:.0f} s: {str(error.stderr)[-1000:]}") from error
+            raise NotEnded(f"not ended within {timeout_s:.0f} s: {str(error.stderr)[-1000:]}") from error
         busy = _busy(before, psutil.cpu_times())
         if done.returncode:
             raise RunFailed(f"exit code {done.returncode}: {done.stderr[-2000:]!r}")

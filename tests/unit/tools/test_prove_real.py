@@ -170,6 +170,23 @@ def test_whole_jobs_are_held_against_the_better_fixed_placement(monkeypatch):
     assert whole_jobs.one(at, time_scale=1.0)["void"] == 3
 
 
+@pytest.mark.parametrize(
+    ("slow", "ok", "why"), [("Collocated", True, None), ("Auto", False, "Auto: not ended within 400 s")]
+)
+def test_a_fixed_placement_that_does_not_end_is_not_the_better_one_and_a_job_that_does_not_fails(
+    slow, ok, why, monkeypatch
+):
+    def run(manifest, *, timeout_s):
+        if manifest["spec"]["placement"]["mode"] == slow:
+            raise runs.NotEnded(f"not ended within {timeout_s:.0f} s: ")
+        return runs.Went(seconds=(1.0,) * 59, whole_s=60.0, profiles=(), plans=(), busy=0.2)
+
+    monkeypatch.setattr(runs, "run", run)
+    line = whole_jobs.one(whole_jobs.ENTRIES.index("drawn-14"), time_scale=1.0)
+    assert (line["ok"], line.get("why")) == (ok, why)
+    assert (line.get("too_long"), line.get("in_all")) == ((["Collocated"], 1.0) if ok else (None, None))
+
+
 def test_what_each_plan_of_a_whole_job_promised_and_took_stands_in_its_row(monkeypatch, capsys):
     def profile(revision, steps, seconds):
         return SimpleNamespace(revision=revision, steps=steps, step_seconds=SimpleNamespace(value=seconds))
