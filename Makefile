@@ -186,6 +186,13 @@ mutants: env
 test-turns: env
 	TURNS_LONG=1 $(VENV)/python -m pytest tests/integration/test_turns_over_pods.py
 
+## test-gangs: jobs of allOrNothing under real coscheduling and Volcano, built for it (10 minutes the first time)
+.PHONY: test-gangs
+test-gangs: env
+	$(VENV)/python -m tools.testcluster build coscheduling
+	$(VENV)/python -m tools.testcluster build volcano
+	GANGS=1 $(VENV)/python -m pytest --cluster --slow tests/cluster/test_operator_all_or_nothing.py -k scheduler_of_gangs
+
 ## chaos: 10 minutes of random faults over a job that learns, and a verdict (ARGS="--seconds 60 --seed 7", "--schedules 200")
 .PHONY: chaos
 chaos: env

@@ -61,7 +61,10 @@ def _rule(rule: access.AccessRule) -> str:
         fields["resourceNames"] = rule.names
     fields["verbs"] = rule.verbs
     inside = ", ".join(f"{key}: [{', '.join(values)}]" for key, values in fields.items())
-    return f"# {rule.why}\n- {{{inside}}}\n"
+    line = f"# {rule.why}\n- {{{inside}}}\n"
+    if not rule.gang_scheduler:
+        return line
+    return f'{{{{- if eq .Values.gangScheduler.name "{rule.gang_scheduler}" }}}}\n{line}{{{{- end }}}}\n'
 
 
 def documents() -> dict[Path, str]:

@@ -29,7 +29,8 @@ END: Final = "<!-- /values -->\n"
 BY_CHART: Final = frozenset(
     {"namespace", "identity", "watch_namespaces", "watch_namespace_selector", "kubeconfig", "context", "http_host",
      "http_port", "log_level", "scheduler_address", "driver_image", "worker_image", "network_policy",
-     "network_policy_callers", "network_policy_scrapers", "pod_fixed_ids", "driver_template"}
+     "network_policy_callers", "network_policy_scrapers", "pod_fixed_ids", "driver_template", "gang_scheduler",
+     "gang_scheduler_pods"}
 )  # fmt: skip
 """Settings that the templates set, from other values or because a pod needs them so."""
 _TEXTS: Final[dict[str, dict[str, Any]]] = {

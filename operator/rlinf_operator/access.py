@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rlinf_api import names
+from rlinf_operator import gangs
 
 CA_SECRET: Final = "rlinf-operator-ca"
 """In the operator's namespace: the CA's key and certificates. Read by the operator alone, by name."""
@@ -34,6 +35,8 @@ class AccessRule:
     why: str
     scope: Scope = "jobs"
     names: tuple[str, ...] = ()
+    gang_scheduler: str = ""
+    """It holds where this is the operator's gang_scheduler (settings.py) alone; empty: always."""
 
 
 OPERATOR: Final[tuple[AccessRule, ...]] = (
@@ -93,9 +96,13 @@ OPERATOR: Final[tuple[AccessRule, ...]] = (
         group="kueue.x-k8s.io", resource="workloads/status", verbs=("patch",),
         why="quota given back after an eviction; Finished",
     ),
-    AccessRule(
-        group="scheduling.k8s.io", resource="podgroups", verbs=("create", "delete", "get", "list", "watch"),
-        why="pods of a job of spec.allOrNothing, which the scheduler places together; delete: before it tries again",
+    *(
+        AccessRule(
+            group=scheduler.api_version.partition("/")[0], resource="podgroups", gang_scheduler=name,
+            verbs=("create", "delete", "get", "list", "watch"),
+            why="pods of a job of spec.allOrNothing, which are placed together; delete: before it tries again",
+        )
+        for name, scheduler in gangs.SCHEDULERS.items()
     ),
     AccessRule(
         group="kueue.x-k8s.io", resource="resourceflavors", verbs=("get",), scope="cluster",

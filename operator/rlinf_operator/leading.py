@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rlinf_api import rpc, times
 from rlinf_api.errors import InvariantBroken
-from rlinf_operator import process
+from rlinf_operator import gangs, process
 from rlinf_operator.clients.ca_store import Certificates
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.driver import Drivers, GrpcDrivers, OnChange
@@ -68,8 +68,12 @@ class Leader:
         self._connection, self._process, self._operator = connection, process, operator
         self._metrics, self._probes, self._clock = metrics, probes, clock
         self._tls = folder
-        self._api = KubeApi(connection, timeout_s=process.api_timeout_s, metrics=metrics)
-        self._standing = KubeApi(standing, timeout_s=process.api_timeout_s, metrics=metrics)
+        self._gangs = gangs.SCHEDULERS[operator.gang_scheduler]
+        api = partial(
+            KubeApi, timeout_s=process.api_timeout_s, metrics=metrics,
+            api_versions={"PodGroup": self._gangs.api_version},
+        )  # fmt: skip
+        self._api, self._standing = api(connection), api(standing)
 
     async def run(self) -> None:
         """Until it is cancelled; a part that breaks ends it, with its error."""
@@ -97,7 +101,7 @@ class Leader:
             settings=self._operator, clock=self._clock, follows=(), on_pass=self._passed,
             on_rule=lambda action: self._metrics.rules.labels(action=action).inc(),
             queues=Providers(
-                Kueue(store, self._api, metrics=self._metrics), PodGroups(store, metrics=self._metrics)
+                Kueue(store, self._api, metrics=self._metrics), PodGroups(store, self._gangs, metrics=self._metrics)
             ),
             on_gone=lambda key: self._known.gone(key), runs_jobs_of=store.runs_jobs_of,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rlinf_api import job_rules, quantities, sentences, variables
 from rlinf_api.errors import UserError
+from rlinf_operator import gangs
 from rlinf_operator.settings import DriverTemplate, OperatorSettings, Peers
 
 PREFIX: Final = "RLINF_OPERATOR_"
@@ -115,6 +116,7 @@ status can count (policies/restart.py). watch_inactivity_s may be less than the 
 and for clusters that lose connections without a word: a kind of which nothing is heard is then listed so often."""
 
 QUANTITIES: Final = ("driver_cpu", "driver_memory", "run_dir_size", "accelerator_shm")
+GANG_SCHEDULERS: Final = tuple(gangs.SCHEDULERS)
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 CHECKPOINT_URI: Final = r"^$|^((file://(localhost)?)?/|(s3|gs)://[a-z0-9])([^{}]|\{(namespace|job|uid)\})*$"
 """The schemes of this version (rlinf_api/supported.py says so of a job's own), and the names that can be filled in."""
@@ -155,8 +157,9 @@ def _check_texts(operator: OperatorSettings) -> None:
         if quantities.is_within(getattr(operator, field), least=Decimal(0), most=quantities.MOST):
             continue
         raise refused(field, wanted="a quantity of Kubernetes", next="write for example 500m or 2Gi")
-    if operator.image_pull_policy not in PULL_POLICIES:
-        raise refused("image_pull_policy", wanted=f"one of {', '.join(PULL_POLICIES)}", next="write it so")
+    for field, known in (("image_pull_policy", PULL_POLICIES), ("gang_scheduler", GANG_SCHEDULERS)):
+        if getattr(operator, field) not in known:
+            raise refused(field, wanted=f"one of {', '.join(known)}", next="write it so")
     uri = operator.default_checkpoint_uri
     if not re.fullmatch(CHECKPOINT_URI, uri):
         raise refused(

@@ -93,6 +93,12 @@ class OperatorSettings:
     """Pods of jobs run as user, group and fsGroup 65532, so a volume can be made for them beforehand. False: without
     these numbers, where the cluster gives each namespace its own and refuses others (OpenShift); templates may name
     some. It holds for pods made from then on."""
+    gang_scheduler: str = "kubernetes"
+    """Whose PodGroups jobs of spec.allOrNothing have: kubernetes, coscheduling or volcano. Kubernetes' own: it needs
+    nothing else, and where it does not serve them the job's deadline does the same by itself."""
+    gang_scheduler_pods: str = ""
+    """schedulerName of the pods of such a job whose templates name none: `default-scheduler` where the cluster's own
+    has the plugin. Empty: what their charts call them, scheduler-plugins-scheduler or volcano; kubernetes: none."""
 
     driver_grace_s: int = 30
     """terminationGracePeriodSeconds of drivers whose template has none: Kubernetes' default; a driver only has to say

@@ -31,6 +31,7 @@ import yaml
 
 from rlinf_operator import access
 from rlinf_operator.process import ProcessSettings
+from rlinf_operator.settings import DEFAULTS
 from tests.cluster import worker_image
 from tools.testcluster.api import ApiError
 from tools.testcluster.cluster import REPOSITORY, Cluster
@@ -273,7 +274,10 @@ class ControlPlane:
 
     def _prepare(self) -> None:
         if not self._installed:
-            install(self.cluster, system=self._system, namespaces=self._namespaces, selected=self._is_selected)
+            install(
+                self.cluster, system=self._system, namespaces=self._namespaces, selected=self._is_selected,
+                gang_scheduler=self._settings.get("gang_scheduler", DEFAULTS.gang_scheduler),
+            )  # fmt: skip
         # One that an operator before left may be of another CA, or nearly over.
         self.cluster.api.delete(f"/api/v1/namespaces/{self._system}/secrets/{access.SCHEDULER_SECRET}")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -327,7 +331,12 @@ class ControlPlane:
 
 
 def install(
-    cluster: Cluster, *, system: str = NAMESPACE, namespaces: Sequence[str] = (), selected: bool = False
+    cluster: Cluster,
+    *,
+    system: str = NAMESPACE,
+    namespaces: Sequence[str] = (),
+    selected: bool = False,
+    gang_scheduler: str = DEFAULTS.gang_scheduler,
 ) -> None:
     """The CRDs, and the rights in `namespaces`, or everywhere. `selected`: those of an operator that goes by labels."""
     for crd in sorted((REPOSITORY / "crds").glob("*.yaml")):
@@ -337,7 +346,8 @@ def install(
         until(partial(served, cluster, plural), what=f"the API of {plural}", timeout_s=30)
     objects: list[Manifest] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": system}}]
     for account, rules in (("rlinf-operator", access.OPERATOR), ("rlinf-scheduler", access.SCHEDULER)):
-        objects += rights(account, rules, system=system, namespaces=namespaces, selected=selected)
+        held = [rule for rule in rules if rule.gang_scheduler in ("", gang_scheduler)]
+        objects += rights(account, held, system=system, namespaces=namespaces, selected=selected)
         if namespaces:
             cluster.kubectl("delete", "clusterrolebinding", account, "--ignore-not-found")
     together = {"apiVersion": "v1", "kind": "List", "items": objects}

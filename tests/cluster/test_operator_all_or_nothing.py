@@ -6,15 +6,25 @@ A place is a node: pods with label `place` keep away from each other. A pod of n
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlinf_operator.gangs import SCHEDULERS, with_membership
 from tests.cluster import pods, worker_image
-from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, is_complete, refused_calls
+from tests.cluster.control_plane import (
+    ControlPlane,
+    Manifest,
+    cartpole,
+    is_complete,
+    is_stepping,
+    pods_of,
+    refused_calls,
+)
 from tests.cluster.kueues import said
-from tools.testcluster import binaries
+from tools.testcluster import binaries, gangs
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.layout import Options
 from tools.testcluster.waiting import until
@@ -97,35 +107,79 @@ def test_a_half_placed_job_gives_back_what_another_lacks_and_both_complete(
 
 # --- with a scheduler of gangs ----------------------------------------------------------------------------------------
 
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.skipif("GANGS" not in os.environ, reason=f"make test-gangs builds {name}"))
+    for name in gangs.ALL
+]
 
-@pytest.fixture(scope="module")
-def gangs() -> Iterator[Cluster]:
+
+@contextmanager
+def cluster_with(scheduler: str) -> Iterator[Cluster]:
     name = f"pytest-gangs-{os.getpid()}"
-    made = Cluster.up(name, Options(nodes=2, gang_scheduling=True), report=binaries.say, owner_pid=os.getpid())
-    worker_image.load(made)
-    yield made
-    Cluster.down(name)
+    options = Options(nodes=2, gang_scheduling=True) if scheduler == "kubernetes" else Options(gangs=(scheduler,))
+    made = Cluster.up(name, options, report=binaries.say, owner_pid=os.getpid())
+    try:
+        worker_image.load(made)
+        yield made
+    finally:
+        Cluster.down(name)
 
 
-@pytest.mark.slow("a cluster of its own, whose scheduler has the gates of gangs")
-def test_the_scheduler_of_the_cluster_places_all_pods_or_none(gangs: Cluster, tmp_path: Path):
-    namespace = "gangs"
-    pods.make_namespace(gangs, namespace)
-    claim = gangs.site_packages_volume(namespace, name="site-packages")
-    with ControlPlane(gangs, tmp_path) as plane:
-        blocks = blocker(gangs, namespace)
-        for name in JOBS:
-            plane.apply(namespace, job(name, claim=claim))
-        until(lambda: len(of_jobs(plane, namespace)) == 6, what="the pods of both", timeout_s=60)
-        for name in JOBS:
-            plane.until(namespace, name, finds_no_node, what=f"{name} to wait")
-        waiting = of_jobs(plane, namespace)
-        assert {pod["spec"].get("nodeName") for pod in waiting} == {None}
-        groups = {pod["metadata"]["labels"]["rlinf.io/job"]: pod["spec"]["schedulingGroup"] for pod in waiting}
-        assert groups == {name: {"podGroupName": f"rljob-{name}"} for name in JOBS}
-        assert said(plane.job(namespace, "first"), "Admitted") == ("True", "Admitted")
-        gangs.api.delete(blocks)
-        complete_in_turn(plane, namespace)
-        statuses: list[Any] = [plane.job(namespace, name)["status"] for name in JOBS]
-        assert [status["life"] for status in statuses] == [1, 1], "nobody had to give anything back"
-        assert refused_calls(plane.operator) == []
+@pytest.mark.slow("a cluster of its own, whose scheduler places gangs")
+@pytest.mark.parametrize("scheduler", ["kubernetes", *OTHERS])
+def test_a_scheduler_of_gangs_places_all_pods_or_none(scheduler: str, tmp_path: Path):
+    with cluster_with(scheduler) as cluster:
+        namespace = "gangs"
+        pods.make_namespace(cluster, namespace)
+        claim = cluster.site_packages_volume(namespace, name="site-packages")
+        with ControlPlane(cluster, tmp_path, gang_scheduler=scheduler) as plane:
+            both_wait_for_a_place_and_hold_none(plane, namespace, claim, scheduler)
+            a_pod_that_is_replaced_finds_its_place_alone(plane, namespace, claim, scheduler)
+            assert refused_calls(plane.operator) == []
+
+
+def both_wait_for_a_place_and_hold_none(plane: ControlPlane, namespace: str, claim: str, scheduler: str) -> None:
+    blocks = blocker(plane.cluster, namespace)
+    for name in JOBS:
+        plane.apply(namespace, job(name, claim=claim))
+    until(lambda: len(of_jobs(plane, namespace)) == 6, what="the pods of both", timeout_s=60)
+    for name in JOBS:
+        plane.until(namespace, name, finds_no_node, what=f"{name} to wait")
+    waiting = of_jobs(plane, namespace)
+    assert {pod["spec"].get("nodeName") for pod in waiting} == {None}
+    assert all(names_its_group(pod, scheduler) for pod in waiting)
+    assert said(plane.job(namespace, "first"), "Admitted") == ("True", "Admitted")
+    plane.cluster.api.delete(blocks)
+    complete_in_turn(plane, namespace)
+    statuses: list[Any] = [plane.job(namespace, name)["status"] for name in JOBS]
+    assert [status["life"] for status in statuses] == [1, 1], "nobody had to give anything back"
+
+
+def names_its_group(pod: Manifest, scheduler: str) -> bool:
+    group = f"rljob-{pod['metadata']['labels']['rlinf.io/job']}"
+    return with_membership(pod, SCHEDULERS[scheduler].membership(group)) == pod
+
+
+def a_pod_that_is_replaced_finds_its_place_alone(
+    plane: ControlPlane, namespace: str, claim: str, scheduler: str
+) -> None:
+    name = "third"
+    made = job(name, claim=claim, timeout_s=120)  # the pod before takes half a minute to end, and has the place so long
+    made["spec"]["flow"]["steps"] = 1_000_000  # of 12 ms each: it is at work until it is deleted
+    plane.apply(namespace, made)
+    plane.until(namespace, name, is_stepping, what="its first step", timeout_s=LIMIT_S)
+    first, *_ = pods_of(plane, namespace, "worker")
+    plane.cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods/{first['metadata']['name']}")
+
+    def replaced() -> bool:
+        found = [p for p in pods_of(plane, namespace, "worker") if p["metadata"]["labels"]["rlinf.io/attempt"] == "2"]
+        return [bool(p["spec"].get("nodeName")) for p in found] == [True]
+
+    plane.until(namespace, name, lambda _: replaced(), what="another pod in its place, with a node", timeout_s=LIMIT_S)
+    workers = pods_of(plane, namespace, "worker")
+    assert len({pod["spec"]["schedulerName"] for pod in workers}) == 1
+    named = {pod["metadata"]["labels"]["rlinf.io/attempt"]: names_its_group(pod, scheduler) for pod in workers}
+    assert named == {"1": True, "2": False}
+    plane.until(
+        namespace, name, lambda job: said(job, "PodsReady")[0] == "True" and is_stepping(job), what="it to go on"
+    )

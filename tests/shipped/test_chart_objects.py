@@ -58,11 +58,11 @@ def granted(role):
     }
 
 
-def wanted(rules, scope):
+def wanted(rules, scope, *, gangs="kubernetes"):
     return {
         (rule.group, rule.resource, verb, name)
         for rule in rules
-        if rule.scope == scope
+        if rule.scope == scope and rule.gang_scheduler in ("", gangs)
         for verb in rule.verbs
         for name in rule.names or ("",)
     }
@@ -83,6 +83,23 @@ def test_rights_over_kinds_without_namespaces_are_those_of_the_table(case):
     assert found == wanted(access.OPERATOR, "cluster")
     assert wanted(access.SCHEDULER, "cluster") == set()
     assert all(verb == "get" for _, _, verb, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "pods", "group"),
+    [
+        ("default", "kubernetes", "", "scheduling.k8s.io"),
+        ("small", "coscheduling", "", "scheduling.x-k8s.io"),
+        ("everything", "volcano", "volcano-of-ours", "scheduling.volcano.sh"),
+    ],
+)
+def test_the_operator_has_rights_on_the_podgroups_of_the_scheduler_that_it_is_told(case, name, pods, group):
+    _, operator = process.read({}, operator_environment(case))
+    assert (operator.gang_scheduler, operator.gang_scheduler_pods) == (name, pods)
+    roles = [*objects(case, "ClusterRole"), *objects(case, "Role")]
+    rights = {right for role in roles for right in granted(role) if right[1] == "podgroups"}
+    assert rights == {r for r in wanted(access.OPERATOR, "jobs", gangs=name) if r[1] == "podgroups"}
+    assert {right[0] for right in rights} == {group}
 
 
 def test_namespaces_by_their_labels_are_said_to_the_operator_and_its_policies():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.testcluster import binaries, images, prometheus, reaper, requirements, state
+from tools.testcluster import binaries, gangs, images, prometheus, reaper, requirements, state
 from tools.testcluster.binaries import say
 from tools.testcluster.cluster import Cluster
 from tools.testcluster.errors import ClusterError, MissingRequirement
@@ -55,8 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--network-policies", action="store_true", help="enforce NetworkPolicy (test-only translator)")
     up.add_argument("--prometheus", action="store_true", help="run Debian's Prometheus in the hub")
     up.add_argument(
-        "--with", action="append", default=[], choices=["kueue", "jobset"], dest="others", help="run it in the hub"
-    )
+        "--with", action="append", default=[], choices=["kueue", "jobset", *gangs.ALL], dest="others",
+        help="run it in the hub",
+    )  # fmt: skip
     up.add_argument("--audit", action="store_true", help="write an audit log")
     _name(command("down", _down, "remove every trace of a cluster"))
     command("list", _list, "names of the clusters that run")
@@ -110,6 +111,7 @@ def _up(arguments: argparse.Namespace) -> None:
         prometheus=arguments.prometheus,
         kueue="kueue" in arguments.others,
         jobset="jobset" in arguments.others,
+        gangs=tuple(name for name in gangs.ALL if name in arguments.others),
         audit=arguments.audit,
     )
     cluster = Cluster.up(arguments.name, options, report=say)

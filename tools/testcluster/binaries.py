@@ -38,6 +38,8 @@ GO_MODULE = Path(__file__).with_name("go")
 BUILDKIT_MODULE = Path(__file__).with_name("go-buildkit")
 KUEUE_MODULE = Path(__file__).with_name("go-kueue")
 JOBSET_MODULE = Path(__file__).with_name("go-jobset")
+COSCHEDULING_MODULE = Path(__file__).with_name("go-coscheduling")
+VOLCANO_MODULE = Path(__file__).with_name("go-volcano")
 # Snapshotters that need a library or a device this cluster never has.
 TAGS = "no_btrfs no_zfs no_devmapper"
 BUILD_TIMEOUT_S = 3600.0
@@ -121,8 +123,27 @@ JOBSET = BuildSet(
     },
     of_all=False,
 )
+# For clusters `--with coscheduling` and `--with volcano`, and so for `make test-gangs` alone: each is made of another
+# version of Kubernetes.
+COSCHEDULING = BuildSet(
+    name="coscheduling",
+    module=COSCHEDULING_MODULE,
+    programs={"coscheduling": "sigs.k8s.io/scheduler-plugins/cmd/scheduler"},
+    files={"crds": "sigs.k8s.io/scheduler-plugins:config/crd/bases"},
+    of_all=False,
+)
+VOLCANO = BuildSet(
+    name="volcano",
+    module=VOLCANO_MODULE,
+    programs={
+        "volcano": "volcano.sh/volcano/cmd/scheduler",
+        "volcano-controllers": "volcano.sh/volcano/cmd/controller-manager",
+    },
+    files={"crds": "volcano.sh/volcano:config/crd/volcano/bases"},
+    of_all=False,
+)
 USED_FOR = {"buildkit": "build images", "kueue": "queue jobs"}
-SETS = {made.name: made for made in (CORE, BUILDKIT, KUEUE, JOBSET)}
+SETS = {made.name: made for made in (CORE, BUILDKIT, KUEUE, JOBSET, COSCHEDULING, VOLCANO)}
 
 
 def cache_root() -> Path:

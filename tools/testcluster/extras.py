@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tools.testcluster import accelerators, jobset, kueue, kwok, parts, prometheus
+from tools.testcluster import accelerators, gangs, jobset, kueue, kwok, parts, prometheus
 from tools.testcluster.layout import PYTHON_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def _start_in_hub(cluster: Cluster, name: str, report: Callable[[str], None]) ->
         cluster.hub.start(name, kueue.words(folder, paths))
     elif name == "jobset":
         cluster.hub.start(name, jobset.words(jobset.prepare(paths, addresses, cluster.api, wait=cluster.wait), paths))
+    elif (gang := gangs.of_program(name)) is not None:
+        cluster.hub.start(name, gangs.prepare(gang, paths, addresses, cluster.api, wait=cluster.wait)[name])
     elif name == "prometheus-targets":
         words = [sys.executable, "-m", "tools.testcluster.prometheus", "--server", addresses.server]
         words += ["--pki", str(paths.pki), "--out", str(prometheus.targets_file(paths.config))]

@@ -62,6 +62,8 @@ class Options:
     kueue: bool = False
     jobset: bool = False
     """JobSet too, whose jobs Kueue admits."""
+    gangs: tuple[str, ...] = ()
+    """Schedulers of gangs beside the cluster's own: coscheduling, volcano."""
     audit: bool = False
 
     def __post_init__(self) -> None:

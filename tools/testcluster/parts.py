@@ -12,6 +12,7 @@ CoreDNS or a kube-proxy has died.
 
 from __future__ import annotations
 
+from tools.testcluster import gangs
 from tools.testcluster.layout import Options, node_name
 from tools.testcluster.machine import Record
 
@@ -27,8 +28,10 @@ def hub_extras(options: Options) -> list[str]:
     """
     kwok = ["kwok"] if options.kwok_nodes else []
     prometheus = ["prometheus-targets", "prometheus"] if options.prometheus else []
+    schedulers = [program for name in options.gangs for program in gangs.ALL[name].programs]
     # JobSet first: Kueue waits ever longer for a kind that it does not find when it starts.
-    return kwok + prometheus + (["jobset"] if options.jobset else []) + (["kueue"] if options.kueue else [])
+    queues = (["jobset"] if options.jobset else []) + (["kueue"] if options.kueue else [])
+    return kwok + prometheus + schedulers + queues
 
 
 def node_extras(options: Options) -> list[str]:

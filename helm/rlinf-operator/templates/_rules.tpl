@@ -28,8 +28,18 @@
 - {apiGroups: [kueue.x-k8s.io], resources: [workloads], verbs: [create, delete, get, list, patch, watch]}
 # quota given back after an eviction; Finished
 - {apiGroups: [kueue.x-k8s.io], resources: [workloads/status], verbs: [patch]}
-# pods of a job of spec.allOrNothing, which the scheduler places together; delete: before it tries again
+{{- if eq .Values.gangScheduler.name "kubernetes" }}
+# pods of a job of spec.allOrNothing, which are placed together; delete: before it tries again
 - {apiGroups: [scheduling.k8s.io], resources: [podgroups], verbs: [create, delete, get, list, watch]}
+{{- end }}
+{{- if eq .Values.gangScheduler.name "coscheduling" }}
+# pods of a job of spec.allOrNothing, which are placed together; delete: before it tries again
+- {apiGroups: [scheduling.x-k8s.io], resources: [podgroups], verbs: [create, delete, get, list, watch]}
+{{- end }}
+{{- if eq .Values.gangScheduler.name "volcano" }}
+# pods of a job of spec.allOrNothing, which are placed together; delete: before it tries again
+- {apiGroups: [scheduling.volcano.sh], resources: [podgroups], verbs: [create, delete, get, list, watch]}
+{{- end }}
 {{- end -}}
 {{- define "rlinf.rules.operator.cluster" -}}
 # what a job is made with that names one; neither listed nor watched

@@ -77,15 +77,18 @@ OF_THE_CLUSTER: Final = ("Namespace", "RLRuntime", "ResourceFlavor", "WorkloadPr
 """Kinds without namespaces."""
 
 
-def path_of(kind: str, *, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-    """Where the API server keeps it.
+def path_of(
+    kind: str, *, api_version: str = "", namespace: str | None = None, name: str = "", subresource: str = ""
+) -> str:
+    """Where the API server keeps it. `api_version`: another one than RESOURCES says.
 
     >>> path_of("Pod", namespace="team", name="a", subresource="binding")
     '/api/v1/namespaces/team/pods/a/binding'
     """
     if kind not in RESOURCES:
         raise InvariantBroken(f"the operator has no business with kind {kind!r}", wanted=", ".join(RESOURCES))
-    api_version, plural = RESOURCES[kind]
+    usual, plural = RESOURCES[kind]
+    api_version = api_version or usual
     root = "/api/" if "/" not in api_version else "/apis/"
     parts = [root + api_version]
     if namespace is not None and kind not in OF_THE_CLUSTER:
@@ -145,32 +148,36 @@ def _proxy(server: str) -> str | None:
 class KubeApi:
     """Verbs as in objects.ObjectStore, but list and watch: each answer is live. Called from one event loop."""
 
-    def __init__(self, connection: Any, *, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self, connection: Any, *, timeout_s: float, metrics: Metrics, api_versions: Mapping[str, str] | None = None
+    ) -> None:
+        """`api_versions`: others than RESOURCES says, by kind: several schedulers have a PodGroup."""
         self._connection, self._timeout_s, self._metrics = connection, timeout_s, metrics
+        self._api_versions = api_versions or {}
 
     async def create(self, obj: Manifest) -> Manifest:
         kind, meta = obj["kind"], obj["metadata"]
         named = bool(meta.get("name"))
         what = f"create of {kind} {meta.get('namespace')}/{meta.get('name') or meta.get('generateName')}"
-        path = path_of(kind, namespace=meta["namespace"])
-        body = {"apiVersion": RESOURCES[kind][0], **obj}
+        path = self._path(kind, namespace=meta["namespace"])
+        body = {"apiVersion": self._api_versions.get(kind) or RESOURCES[kind][0], **obj}
         return await self._call("POST", path, verb="create", kind=kind, what=what, body=body, query=STRICT, again=named)
 
     async def get(self, kind: str, name: str, *, namespace: str = "default", live: bool = True) -> Manifest:
         """`live` or not: there are no copies here."""
-        path = path_of(kind, namespace=namespace, name=name)
+        path = self._path(kind, namespace=namespace, name=name)
         return _whole(await self._call("GET", path, verb="get", kind=kind, what=f"get of {kind} {namespace}/{name}"))
 
     async def replace(self, obj: Manifest, *, subresource: Subresource = "") -> Manifest:
         kind, meta = obj["kind"], obj["metadata"]
-        path = path_of(kind, namespace=meta["namespace"], name=meta["name"], subresource=subresource)
+        path = self._path(kind, namespace=meta["namespace"], name=meta["name"], subresource=subresource)
         what = f"update of {kind} {meta['namespace']}/{meta['name']}"
         return await self._call("PUT", path, verb="update", kind=kind, what=what, body=obj, query=STRICT)
 
     async def patch(
         self, kind: str, name: str, *, patch: Manifest, namespace: str = "default", subresource: Subresource = ""
     ) -> Manifest:
-        path = path_of(kind, namespace=namespace, name=name, subresource=subresource)
+        path = self._path(kind, namespace=namespace, name=name, subresource=subresource)
         what = f"patch of {kind} {namespace}/{name}"
         return await self._call(
             "PATCH", path, verb="patch", kind=kind, what=what, body=patch, query=STRICT, content=MERGE_PATCH
@@ -185,7 +192,7 @@ class KubeApi:
             options["preconditions"] = {"uid": uid}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
-        path = path_of(kind, namespace=namespace, name=name)
+        path = self._path(kind, namespace=namespace, name=name)
         what = f"delete of {kind} {namespace}/{name}"
         return await self._call("DELETE", path, verb="delete", kind=kind, what=what, body=options)
 
@@ -194,7 +201,7 @@ class KubeApi:
     ) -> AsyncIterator[Listing]:
         """As of now, page by page: each has its own deadline. Expired where the pages' snapshot is gone. Ten thousand
         pods are 110 MB of text and 400 MB decoded, so whoever reads many keeps little of a page before the next."""
-        path = path_of(kind, namespace=namespace)
+        path = self._path(kind, namespace=namespace)
         query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
         while True:
             page = await self._call(
@@ -229,7 +236,7 @@ class KubeApi:
         if label_selector:
             query["labelSelector"] = label_selector
         ask = _Ask(
-            method="GET", path=path_of(kind, namespace=namespace), verb="watch", kind=kind,
+            method="GET", path=self._path(kind, namespace=namespace), verb="watch", kind=kind,
             what=f"watch of {kind}", query=query, accept=METADATA_WATCH if metadata_only else "application/json",
         )  # fmt: skip
         try:
@@ -247,6 +254,9 @@ class KubeApi:
             yield _lines(response, ask.what)
         finally:
             _cut(response)
+
+    def _path(self, kind: str, **where: Any) -> str:
+        return path_of(kind, api_version=self._api_versions.get(kind, ""), **where)
 
     async def _call(self, method: str, path: str, **rest: Any) -> Manifest:
         ask = _Ask(method=method, path=path, **rest)

@@ -18,7 +18,7 @@ from rlinf_operator.manifests.metadata import JobMeta, Manifest, digest, labels,
 from rlinf_operator.settings import OperatorSettings
 
 PODGROUPS: Final = "podgroups"
-"""Provider of jobs that have no queue: the cluster's own scheduler, which places all pods of a group or none."""
+"""Provider of jobs that have no queue: a scheduler that places all pods of a group or none (gangs.py)."""
 DRIVER_SET: Final = names.COMPONENT_DRIVER
 _OF_THE_POD: Final = (
     "nodeSelector", "affinity", "tolerations", "overhead", "runtimeClassName", "priorityClassName", "resourceClaims",
@@ -46,6 +46,8 @@ class PodGang:
     name: str
     size: int
     """Pods without a node wait until so many are there."""
+    membership: Manifest = field(default_factory=dict)
+    """What each of its pods has besides: {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "rljob-math"}}}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +206,6 @@ def placed(pod: Manifest, share: Share) -> Manifest:
             **({"schedulingGates": [*known_gates, *({"name": gate} for gate in share.gates)]} if share.gates else {}),
         },
     }  # fmt: skip
-
-
-def in_gang(pod: Manifest, gang: PodGang) -> Manifest:
-    return {**pod, "spec": {**pod["spec"], "schedulingGroup": {"podGroupName": gang.name}}}
 
 
 def _template(pod: Manifest) -> Manifest:

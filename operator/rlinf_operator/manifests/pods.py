@@ -13,6 +13,7 @@ from typing import Any, Final
 from rlinf_api import names, quantities, templates
 from rlinf_api.job import PoolSpec, RLJobSpec, SlotsSpec
 from rlinf_api.job_rules import container_in
+from rlinf_operator import gangs
 from rlinf_operator.manifests import template, topology
 from rlinf_operator.manifests.metadata import JobMeta, Manifest, inputs, labels, metadata
 from rlinf_operator.settings import OperatorSettings
@@ -36,6 +37,7 @@ _DEFAULTS: Final = frozenset({
     *(f"spec.securityContext.{field}" for field in _IDS),
     *(f"spec.tolerations[{taint}].tolerationSeconds" for taint in _TAINTS),
     f"spec.volumes[{_SHM}].emptyDir.sizeLimit",
+    "spec.schedulerName",
 })  # fmt: skip
 """Fields of every pod of which the operator only has a default."""
 _DRIVER_VARIABLES: Final = frozenset({names.ENV_LIFE, names.ENV_FIRST_OF_LIFE, names.ENV_SCHEDULER_ADDRESS})
@@ -90,7 +92,7 @@ def driver(
             label=labels(job, component=names.COMPONENT_DRIVER, attempt=attempt),
             annotations={names.ANNOTATION_INPUTS: inputs(spec), names.ANNOTATION_LIFE: str(life)},
         ),
-        "spec": _pod_spec(job, names.pod_hostname("driver"), grace_s=grace_s, settings=settings)
+        "spec": _pod_spec(job, spec, names.pod_hostname("driver"), grace_s=grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
     layers = {
@@ -141,7 +143,7 @@ def worker(
             label=label,
             annotations={names.ANNOTATION_INPUTS: inputs(spec, pool), names.ANNOTATION_LIFE: str(life)},
         ),
-        "spec": _pod_spec(job, names.pod_hostname(pool, ordinal), grace_s=grace_s, settings=settings)
+        "spec": _pod_spec(job, spec, names.pod_hostname(pool, ordinal), grace_s=grace_s, settings=settings)
         | {"containers": [container], "volumes": volumes},
     }
     where = f"spec.template or spec.pools[{pool}].template" if spec.template else f"spec.pools[{pool}].template"
@@ -277,8 +279,10 @@ def _container(name: str, *, image: str, settings: OperatorSettings) -> Manifest
     }
 
 
-def _pod_spec(job: JobMeta, hostname: str, *, grace_s: int, settings: OperatorSettings) -> Manifest:
+def _pod_spec(job: JobMeta, spec: RLJobSpec, hostname: str, *, grace_s: int, settings: OperatorSettings) -> Manifest:
+    scheduler = settings.gang_scheduler_pods or gangs.SCHEDULERS[settings.gang_scheduler].pod_scheduler
     return {
+        **({"schedulerName": scheduler} if spec.all_or_nothing is not None and scheduler else {}),
         "restartPolicy": "Never",  # attempts are the operator's: a kubelet's restart would keep the attempt number
         "hostname": hostname,
         "subdomain": names.service_name(job.name),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from rlinf_api import names
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients.cache import CachedStore
-from rlinf_operator.clients.kube import RESOURCES
+from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.kueue import Kueue
 from rlinf_operator.clients.podgroups import PodGroups, place_of
 from rlinf_operator.clients.queues import Providers
+from rlinf_operator.gangs import SCHEDULERS, with_membership
 from rlinf_operator.manifests.asking import (
     PODGROUPS,
     OrderKind,
@@ -25,6 +27,7 @@ from rlinf_operator.manifests.asking import (
     QueueStanding,
     QueueView,
 )
+from rlinf_operator.settings import DEFAULTS
 from tests.builders import World, ppo_job
 from tests.fakes.api_server import FakeApiServer
 
@@ -37,8 +40,8 @@ ORDER = QueueOrder(
 )
 
 
-def job(*, gang: bool = True, queue: str = "", ended: str = "") -> dict[str, Any]:
-    labels = {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+def job(*, gang: bool = True, queue: str = "", ended: str = "", more: dict[str, str] | None = None) -> dict[str, Any]:
+    labels = ({"kueue.x-k8s.io/queue-name": queue} if queue else {}) | (more or {})
     return {
         "kind": "RLJob", "metadata": {"name": "math", "namespace": "team", "uid": UID, "labels": labels},
         "spec": {"allOrNothing": {"timeoutSeconds": 600}} if gang else {},
@@ -46,16 +49,24 @@ def job(*, gang: bool = True, queue: str = "", ended: str = "") -> dict[str, Any
     }  # fmt: skip
 
 
-@pytest.fixture
-async def served(server: FakeApiServer) -> AsyncIterator[PodGroups]:
-    store = CachedStore(
-        server.client(timeout_s=5), metrics=server.metrics, on_change=lambda obj: None, inactivity_s=60
+@asynccontextmanager
+async def serving(server: FakeApiServer, scheduler: str) -> AsyncIterator[PodGroups]:
+    gangs = SCHEDULERS[scheduler]
+    api = KubeApi(
+        server.connection, timeout_s=5, metrics=server.metrics, api_versions={"PodGroup": gangs.api_version}
     )  # fmt: skip
+    store = CachedStore(api, metrics=server.metrics, on_change=lambda obj: None, inactivity_s=60)
     async with asyncio.TaskGroup() as group:
         watches = group.create_task(_run(store))
         await store.wait_listed(timeout_s=TIMEOUT_S)
-        yield PodGroups(store, metrics=server.metrics)
+        yield PodGroups(store, gangs, metrics=server.metrics)
         watches.cancel()
+
+
+@pytest.fixture
+async def served(server: FakeApiServer) -> AsyncIterator[PodGroups]:
+    async with serving(server, "kubernetes") as groups:
+        yield groups
 
 
 async def _run(store: CachedStore) -> None:
@@ -73,14 +84,100 @@ async def test_a_group_is_of_all_pods_and_owned_by_the_job(server, served):
     view = await served.look(job())
     assert view is not None
     assert view.place is not None
-    assert (view.place.standing, view.place.gang) == (QueueStanding.GRANTED, PodGang(name="rljob-math", size=3))
+    says = {"spec": {"schedulingGroup": {"podGroupName": "rljob-math"}}}
+    gang = PodGang(name="rljob-math", size=3, membership=says)
+    assert (view.place.standing, view.place.gang) == (QueueStanding.GRANTED, gang)
     await served.carry_out(ORDER, job(), now=NOW)  # as after a crash
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "path", "spec", "membership"),
+    [
+        (
+            "coscheduling", "/apis/scheduling.x-k8s.io/v1alpha1/", {"minMember": 3},
+            {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "rljob-math"}}},
+        ),
+        (
+            "volcano", "/apis/scheduling.volcano.sh/v1beta1/", {"minMember": 3, "queue": "default"},
+            {"metadata": {"annotations": {"scheduling.k8s.io/group-name": "rljob-math"}}},
+        ),
+    ],
+)  # fmt: skip
+async def test_another_scheduler_of_gangs_has_a_group_in_its_own_words(server, scheduler, path, spec, membership):
+    async with serving(server, scheduler) as groups:
+        await groups.carry_out(ORDER, job(), now=NOW)
+        stored = server.objects["PodGroup", "team", "rljob-math"]
+        assert f"/apis/{stored['apiVersion']}/" == path
+        assert stored["spec"] == spec
+        assert ("POST", f"{path}namespaces/team/podgroups?fieldValidation=Strict") in server.requests
+        view = await groups.look(job())
+        assert view is not None
+        assert view.place is not None
+        assert view.place.gang == PodGang(name="rljob-math", size=3, membership=membership)
+        assert view.queue == view.place.queue, "or it would be made anew for ever"
+
+
+async def test_a_volcano_queue_is_named_by_a_label_and_a_group_has_its_pods_priority(server):
+    template = {"spec": {"priorityClassName": "high"}}
+    order = replace(ORDER, pod_sets=(*ORDER.pod_sets, PodSet(name="gpu", count=1, template=template)))
+    async with serving(server, "volcano") as groups:
+        asked = job(more={"volcano.sh/queue-name": "research"})
+        await groups.carry_out(order, asked, now=NOW)
+        stored = server.objects["PodGroup", "team", "rljob-math"]
+        assert stored["spec"] == {"minMember": 4, "queue": "research", "priorityClassName": "high"}
+        for moved, queue in ((asked, "research"), (job(), "default")):
+            view = await groups.look(moved)
+            assert view is not None
+            assert view.place is not None
+            assert (view.queue, view.place.queue) == (queue, "research")
+
+
+def test_a_pod_keeps_what_it_has_when_it_names_its_group():
+    pod = {"metadata": {"name": "p", "labels": {"a": "1"}}, "spec": {"hostname": "h"}}
+    said = SCHEDULERS["coscheduling"].membership("g")
+    assert with_membership(pod, said) == {
+        "metadata": {"name": "p", "labels": {"a": "1", "scheduling.x-k8s.io/pod-group": "g"}},
+        "spec": {"hostname": "h"},
+    }
+    said = SCHEDULERS["volcano"].membership("g")
+    found = with_membership({"metadata": {"annotations": None}, "spec": {}}, said)
+    assert found == {"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}, "spec": {}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, ""),
+        ({"gang_scheduler": "coscheduling"}, "scheduler-plugins-scheduler"),
+        ({"gang_scheduler": "volcano"}, "volcano"),
+        ({"gang_scheduler": "coscheduling", "gang_scheduler_pods": "default-scheduler"}, "default-scheduler"),
+        ({"gang_scheduler_pods": "mine"}, "mine"),
+    ],
+)
+def test_pods_of_such_a_job_go_to_the_scheduler_that_has_the_group(settings, wanted):
+    for spec, name in (({"allOrNothing": {"timeoutSeconds": 60}}, wanted), ({}, "")):
+        made = ppo_job().with_spec(**spec).world(settings=replace(DEFAULTS, **settings))
+        made.queue = place() if spec else None
+        made.planned()
+        pods = made.step().create_pods
+        assert len(pods) == 4
+        assert {pod["spec"].get("schedulerName", "") for pod in pods} == {name}
+
+
+def test_a_scheduler_that_a_template_names_stays():
+    spec = {"allOrNothing": {"timeoutSeconds": 60}, "template": {"spec": {"schedulerName": "theirs"}}}
+    made = ppo_job().with_spec(**spec).world(settings=replace(DEFAULTS, gang_scheduler="volcano"))
+    made.queue = place()
+    made.planned()
+    decision = made.step()
+    assert {pod["spec"]["schedulerName"] for pod in decision.create_pods} == {"theirs"}
+    assert [event.reason for event in decision.events if event.reason == "TemplateOverridden"] == []
 
 
 @pytest.mark.parametrize(
     ("meta", "spec", "changes"),
     [
-        ({}, {"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}, {"gang": PodGang(name="g", size=3)}),
+        ({}, {"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}, {"size": 3}),
         ({"annotations": {names.ANNOTATION_INPUTS: "a1"}}, {}, {"asked": "a1"}),
         ({"annotations": {"other": "x"}}, {"spec": {}}, {}),
         ({"annotations": None}, {"spec": None}, {}),
@@ -91,10 +188,12 @@ async def test_a_group_is_of_all_pods_and_owned_by_the_job(server, served):
     ],
 )
 def test_what_is_read_off_a_group_whoever_has_edited_it(meta, spec, changes):
-    known: dict[str, Any] = {"standing": QueueStanding.GRANTED, "gang": PodGang(name="g", size=0)} | changes
-    place = PlaceInQueue(name="g", uid="g1", queue=PODGROUPS, ready=True, **known)
-    assert place_of({"metadata": {"name": "g", "uid": "g1", **meta}, **spec}) == place
-    assert place_of(None) is None
+    known: dict[str, Any] = {"standing": QueueStanding.GRANTED, "size": 0} | changes
+    native = SCHEDULERS["kubernetes"]
+    gang = PodGang(name="g", size=known.pop("size"), membership=native.membership("g"))
+    place = PlaceInQueue(name="g", uid="g1", queue=PODGROUPS, ready=True, gang=gang, **known)
+    assert place_of({"metadata": {"name": "g", "uid": "g1", **meta}, **spec}, scheduler=native) == place
+    assert place_of(None, scheduler=native) is None
 
 
 async def test_it_goes_when_the_job_leaves_and_stays_when_it_has_ended(server, served):
@@ -112,7 +211,8 @@ async def test_it_goes_when_the_job_leaves_and_stays_when_it_has_ended(server, s
 
 async def test_another_jobs_group_of_that_name_is_said(server, served):
     meta = {"name": "rljob-math", "namespace": "team", "ownerReferences": [{"uid": "other"}]}
-    server.put({"apiVersion": RESOURCES["PodGroup"][0], "kind": "PodGroup", "metadata": meta, "spec": {}})
+    version = SCHEDULERS["kubernetes"].api_version
+    server.put({"apiVersion": version, "kind": "PodGroup", "metadata": meta, "spec": {}})
     assert await served.look(job()) == ASKED
     with pytest.raises(RLinfError, match="does not belong to this job"):
         await served.carry_out(ORDER, job(), now=NOW)
@@ -136,7 +236,7 @@ async def test_where_nobody_serves_the_kind_the_operators_deadline_does_it(serve
     async with asyncio.TaskGroup() as group:
         watches = group.create_task(_run(store))
         await store.wait_listed(timeout_s=TIMEOUT_S)
-        assert await PodGroups(store, metrics=server.metrics).look(job()) is None
+        assert await PodGroups(store, SCHEDULERS["kubernetes"], metrics=server.metrics).look(job()) is None
         watches.cancel()
 
 
@@ -144,7 +244,7 @@ async def test_where_nobody_serves_the_kind_the_operators_deadline_does_it(serve
 
 
 def place(size: int = 4, *, standing: QueueStanding = QueueStanding.GRANTED) -> QueueView:
-    gang = PodGang(name="rljob-math", size=size)
+    gang = PodGang(name="rljob-math", size=size, membership=SCHEDULERS["kubernetes"].membership("rljob-math"))
     found = PlaceInQueue(name="rljob-math", uid="g", queue=PODGROUPS, standing=standing, ready=True, gang=gang)
     return replace(ASKED, place=found)
 

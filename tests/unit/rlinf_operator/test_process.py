@@ -112,6 +112,7 @@ def test_a_text_that_is_no_setting_is_cut_and_peers_are_not_shown():
         ("accelerator_shm", "8 GB", "got '8 GB', wanted a quantity"),
         ("driver_cpu", "", "got '', wanted a quantity"),
         ("image_pull_policy", "always", "got 'always', wanted one of Always, IfNotPresent, Never"),
+        ("gang_scheduler", "yunikorn", "got 'yunikorn', wanted one of kubernetes, coscheduling, volcano"),
         (
             "default_checkpoint_uri",
             "file:///data/{team}/{job}",

@@ -20,6 +20,8 @@ def test_the_defaults_of_jobs_are_these():
         "driver_image": f"rlinf-worker:{__version__}",
         "driver_template": {"text": ""},
         "image_pull_policy": "IfNotPresent",
+        "gang_scheduler": "kubernetes",
+        "gang_scheduler_pods": "",
         "scheduler_address": "",
         "default_checkpoint_uri": "",
         "network_policy": True,

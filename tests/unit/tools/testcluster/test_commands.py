@@ -52,7 +52,7 @@ def test_the_options_of_up_reach_the_cluster(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(Cluster, "up", up)
     words = "--nodes 3 --kwok-nodes 4 --gang-scheduling --feature-gate A=true --feature-gate B=false "
     words += "--runtime-config g/v=true --resource x.example/y=2 --dra-devices 5 --node-disk-gib 6 --node-grace-s 7 "
-    words += "--network-policies --prometheus --with kueue --with jobset --audit"
+    words += "--network-policies --prometheus --with kueue --with jobset --with volcano --audit"
     assert main(["up", "--name", "mine", *words.split()]) == 0
     assert capsys.readouterr().out == "/k\n"
     wanted = Options(
@@ -69,6 +69,7 @@ def test_the_options_of_up_reach_the_cluster(monkeypatch: pytest.MonkeyPatch, ca
         prometheus=True,
         kueue=True,
         jobset=True,
+        gangs=("volcano",),
         audit=True,
     )
     assert all(getattr(wanted, field) != value for field, value in Options().to_json().items()), "all options are given"

@@ -14,6 +14,7 @@ from tools.testcluster import (
     accelerators,
     configs,
     dns,
+    gangs,
     images,
     jobset,
     kueue,
@@ -237,8 +238,9 @@ def test_a_record_tells_what_ended_by_itself(tmp_path: Path):
 
 
 EVERYTHING = Options(
-    nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True, kueue=True, jobset=True
-)
+    nodes=1, dra_devices=1, kwok_nodes=1, network_policies=True, prometheus=True, kueue=True, jobset=True,
+    gangs=tuple(gangs.ALL),
+)  # fmt: skip
 
 
 def test_every_daemon_of_the_options_is_missed_when_it_has_died_or_stands_still(tmp_path: Path):
