@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -26,6 +26,7 @@ class PlanReason(StrEnum):
     PINNED = "Pinned"
 
 
+MOST_STAGES: Final = 1000  # of a cycle
 SlotRange = Annotated[str, Field(min_length=1, max_length=4096)]
 EntryName = Annotated[str, Field(min_length=1, max_length=63)]
 Sentence = Annotated[str, Field(max_length=8192)]
@@ -129,7 +130,7 @@ class ChannelPlan(Model):
 
 class CyclePlan(Model):
     roles: Annotated[list[Name], Field(min_length=2, max_length=16)]
-    stages: Annotated[int, Field(ge=1, le=1000)] = 1
+    stages: Annotated[int, Field(ge=1, le=MOST_STAGES)] = 1
     """Sub-batches in flight, so that simulator and policy work at once. 1: in turn."""
 
 

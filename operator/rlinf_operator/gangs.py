@@ -23,7 +23,7 @@ Path = tuple[str, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangScheduler:
     api_version: str
-    """Of its PodGroups."""
+    """That its PodGroups have."""
     size_at: Path
     """Where the spec of a PodGroup says how many pods have a node each, or none."""
     named_at: Path

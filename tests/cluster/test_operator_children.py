@@ -5,7 +5,15 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, cartpole, is_complete, is_stepping
+from tests.cluster.control_plane import (
+    BEGUN_S,
+    ControlPlane,
+    Manifest,
+    await_replaced,
+    cartpole,
+    is_complete,
+    is_stepping,
+)
 from tests.cluster.paced import STEPS, Paced
 from tests.cluster.pods import create, pod
 from tools.testcluster.cluster import Cluster
@@ -30,7 +38,7 @@ def test_children_that_are_deleted_are_made_again_under_a_running_job(
     plane: ControlPlane, namespace: str, paced: Paced
 ):
     plane.apply(namespace, paced.job())
-    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
     children = {"service/cartpole", "networkpolicy/cartpole", "configmap/cartpole-job"}
     uids = {child: uid(plane, namespace, child) for child in children}
     for child in (*children, "rlplan/cartpole-p1"):

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.control_plane import PRODUCTION_LEASE, ControlPlane, cartpole, install, is_complete, is_stepping
+from tests.cluster.control_plane import (
+    BEGUN_S,
+    PRODUCTION_LEASE,
+    ControlPlane,
+    cartpole,
+    install,
+    is_complete,
+    is_stepping,
+)
 from tests.cluster.paced import STEPS as PACED_STEPS
 from tests.cluster.paced import Paced
 from tools.testcluster.apiproxy import Answer, ApiProxy, CutWatch, Delay, Drop, DropAfter, Mute, Rule
@@ -149,7 +157,7 @@ def test_a_job_goes_on_when_a_node_is_lost(
 ):
     with ControlPlane(cluster, tmp_path, installed=True) as plane:
         plane.apply(namespace, paced.job())
-        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
         worker = next(p for p in plane.pods(namespace) if p["metadata"]["labels"]["rlinf.io/component"] == "worker")
         lost = worker["spec"]["nodeName"]
         faults.lose_contact(lost)

@@ -49,6 +49,7 @@ PATIENT = {
         "timeout": f"{READY_S}s", "recoveryTimeout": "5s", "requeuingStrategy": {"backoffBaseSeconds": 1},
     }
 }  # fmt: skip
+BLOCKING = {"waitForPodsReady": {"timeout": "300s", "blockAdmission": True}}
 PLACE = {"rlinf.test/place": "there"}
 
 
@@ -332,3 +333,29 @@ def test_kueue_takes_back_what_finds_no_nodes_and_leaves_what_is_ready(
         for name in ("ready", "late"):
             plane.until(namespace, name, is_complete, what=f"{name} to complete", timeout_s=LIMIT_S)
     assert condition(workload(cluster, namespace, "late"), "Evicted") == "False"
+
+
+def test_where_admissions_wait_for_ready_pods_the_next_job_waits_for_those_of_the_one_before(
+    cluster: Cluster, namespace: str, plane: ControlPlane, paced: Paced
+):
+    local_queue(cluster, namespace, "roomy")
+    node = cluster.nodes[0].name
+    cluster.kubectl("label", "node", node, *(f"{key}-" for key in PLACE))
+    with kueue_with(cluster, BLOCKING):
+        first = in_queue(paced.job(), "roomy", name="first")
+        first["spec"]["pools"][0]["template"]["spec"]["nodeSelector"] = PLACE
+        plane.apply(namespace, first)
+        until(lambda: len(workers_of(plane, namespace, "first")) == 1, what="the first's pod", timeout_s=LIMIT_S)
+        plane.apply(namespace, in_queue(paced.job(), "roomy", name="second"))
+        plane.until(
+            namespace, "second", lambda job: "PodsReady" in message(job, "Admitted"), what="Kueue's reason to wait",
+            timeout_s=LIMIT_S,
+        )  # fmt: skip
+        assert said(plane.job(namespace, "second"), "Admitted") == ("False", "Queued")
+        assert workers_of(plane, namespace, "second") == set()
+
+        cluster.kubectl("label", "node", node, *(f"{key}={value}" for key, value in PLACE.items()))
+        for name in ("first", "second"):
+            plane.until(namespace, name, is_stepping, what=f"steps of the {name}", timeout_s=LIMIT_S)
+        assert conditions_of(cluster, namespace, "first")["PodsReady"] == ("True", "Started")
+        assert [plane.job(namespace, name)["status"]["life"] for name in ("first", "second")] == [1, 1]

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import hungry
-from tests.cluster.control_plane import ControlPlane, Manifest, cartpole, condition, is_complete, is_stepping, pods_of
+from tests.cluster.control_plane import (
+    BEGUN_S,
+    ControlPlane,
+    Manifest,
+    cartpole,
+    condition,
+    is_complete,
+    is_stepping,
+    pods_of,
+)
 from tests.cluster.paced import STEPS, Paced
 from tools.testcluster.cluster import Cluster
 
@@ -15,7 +24,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 AFTER_S = 3
 """Of the rule; the scheduler's first try follows the pod at once."""
 FAILED_S = 60
-START_S = 90
 COMPLETE_S = 150
 
 
@@ -52,7 +60,7 @@ def test_an_eviction_restarts_the_job_where_a_rule_says_so(
 ):
     rule = {"name": "moved", "reasons": ["Evicted"], "action": "RestartJob", "maxRestarts": 1}
     plane.apply(namespace, with_rules(paced.job(), rule))
-    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=START_S)
+    plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
     [worker] = [p["metadata"]["name"] for p in pods_of(plane, namespace, "worker")]
     evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": worker, "namespace": namespace}}
     cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods/{worker}/eviction", body=evict)

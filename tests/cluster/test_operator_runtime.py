@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, Manifest, await_replaced, is_stepping, pods_of, refused_calls
+from tests.cluster.control_plane import (
+    BEGUN_S,
+    ControlPlane,
+    Manifest,
+    await_replaced,
+    is_stepping,
+    pods_of,
+    refused_calls,
+)
 from tests.cluster.kueues import said
 from tests.cluster.paced import Paced
 from tools.testcluster.cluster import Cluster
@@ -57,7 +65,7 @@ def test_a_job_waits_for_its_runtime_and_keeps_what_it_began_with(
         assert plane.pods(namespace) == []
         try:
             put("one")
-            begun = plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=120)
+            begun = plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
             assert "slots" not in begun["spec"]["pools"][0], "the API server fills nothing in, nor does the operator"
             assert begun["status"]["runtime"]["name"] == name
             pod = worker(plane, namespace)

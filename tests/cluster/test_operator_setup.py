@@ -23,6 +23,7 @@ from rlinf_operator import access
 from rlinf_operator.manifests import certificates
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import (
+    BEGUN_S,
     NAMESPACE,
     ControlPlane,
     cartpole,
@@ -131,7 +132,7 @@ def test_an_upgraded_operator_restarts_no_pod_and_the_next_one_that_it_makes_joi
     worker_image.load(cluster, name=UPGRADED["worker_image"])
     with ControlPlane(cluster, tmp_path, namespaces=(namespace,)) as plane:
         plane.apply(namespace, paced.job())
-        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
         # Labels are no setting: these are what an operator of another version would have written.
         cluster.kubectl(
             "-n", namespace, "label", "--overwrite", "-l", "rlinf.io/job=cartpole",
@@ -257,7 +258,7 @@ def test_a_job_goes_on_while_the_operators_ca_is_exchanged(
         cluster, tmp_path, namespaces=(namespace,), certificate_life_s=str(LIFE_S), ca_life_days="10"
     ) as plane:
         plane.apply(namespace, cartpole(claim=claim, steps=100_000))
-        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
         assert not switched()
         assert issuer("driver") == issuer("pool:cpu") == old
         make_due(cluster, following)
@@ -287,7 +288,7 @@ def test_a_running_job_gets_new_certificates_when_the_operators_ca_was_lost(
 
     with ControlPlane(cluster, tmp_path, namespaces=(namespace,)) as plane:
         plane.apply(namespace, cartpole(claim=claim, steps=100_000))
-        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=90)
+        plane.until(namespace, "cartpole", is_stepping, what="a first step", timeout_s=BEGUN_S)
         before = issuer()
         plane.operator.kill()
         cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/{access.CA_SECRET}")

@@ -25,7 +25,16 @@ from typing import Final
 
 from rlinf_api import plan_rules
 from rlinf_api.job import PlacementMode
-from rlinf_api.plan import Alternative, BasedOn, ChannelPlan, CyclePlan, PlanReason, PlanReasonModel, RLPlanSpec
+from rlinf_api.plan import (
+    MOST_STAGES,
+    Alternative,
+    BasedOn,
+    ChannelPlan,
+    CyclePlan,
+    PlanReason,
+    PlanReasonModel,
+    RLPlanSpec,
+)
 from rlinf_scheduler.planner import spec as plans
 from rlinf_scheduler.planner import words
 from rlinf_scheduler.planner.problem import ZERO, PlanProblem, Provenance, RoleCosts
@@ -60,7 +69,6 @@ WRITTEN: Final = (
     PlanReason.PROBE, PlanReason.PROFILED, PlanReason.DRIFT, PlanReason.CAPACITY_CHANGED, PlanReason.ROLLED_BACK,
 )  # fmt: skip
 """Why another is written."""
-MOST_STAGES: Final = 1000  # that a plan may name
 ALTERNATIVES: Final = 4  # runners-up that a plan names: what a person reads
 
 
