@@ -38,6 +38,7 @@ import (
 	"sigs.k8s.io/kueue/pkg/metrics"
 	"sigs.k8s.io/kueue/pkg/scheduler"
 	preemptexpectations "sigs.k8s.io/kueue/pkg/scheduler/preemption/expectations"
+	"sigs.k8s.io/kueue/pkg/util/waitforpodsready"
 	"sigs.k8s.io/kueue/pkg/webhooks"
 )
 
@@ -68,7 +69,9 @@ func main() {
 	mgr, err := ctrl.NewManager(client, options)
 	must(err, "make the manager")
 
-	cache := schdcache.New(mgr.GetClient())
+	wait := cfg.WaitForPodsReady
+	blocks := waitforpodsready.Enabled(wait) && wait.BlockAdmission != nil && *wait.BlockAdmission
+	cache := schdcache.New(mgr.GetClient(), schdcache.WithPodsReadyTracking(blocks))
 	requeuer := qcache.NewRequeuer()
 	must(mgr.Add(requeuer), "add the requeuer")
 	expected := preemptexpectations.New()
