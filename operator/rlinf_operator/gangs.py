@@ -45,7 +45,7 @@ class GangScheduler:
         asked = _nested(self.size_at, size)
         if not self.queue_label:
             return asked
-        return asked | {"queue": queue or self.default_queue} | ({"priorityClassName": priority} if priority else {})
+        return asked | {"queue": queue} | ({"priorityClassName": priority} if priority else {})
 
     def size(self, spec: Mapping[str, Any]) -> int:
         found = reduce(lambda inside, key: inside.get(key) or {}, self.size_at[:-1], spec).get(self.size_at[-1])

@@ -43,7 +43,7 @@ class World:
     """A leader over an API server on loopback, its parts the real ones but Kopf, by name; `given`: what they got."""
 
     def __init__(self, server, monkeypatch, folder, **process):
-        self.server = server
+        self.server, self.folder = server, folder
         self.made: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
         self.process = ProcessSettings(**process)
@@ -64,9 +64,12 @@ class World:
         for name in ("CachedStore", "Reconciler", "KnownJobs", "GrpcScheduler", "Refusals", "GrpcDrivers", "Watcher"):
             self._noted(monkeypatch, name, getattr(leading, name))
         self.standing = SimpleNamespace(**vars(server.connection))
-        self.leader = leading.Leader(
-            server.connection, standing=self.standing, probes=self.probes, folder=folder, metrics=server.metrics,
-            process=self.process, operator=self.operator, clock=lambda: NOW,
+        self.leader = self.leader_with(self.operator)
+
+    def leader_with(self, operator):
+        return leading.Leader(
+            self.server.connection, standing=self.standing, probes=self.probes, folder=self.folder,
+            metrics=self.server.metrics, process=self.process, operator=operator, clock=lambda: NOW,
         )  # fmt: skip
 
     def _noted(self, monkeypatch, name, kind):
@@ -95,6 +98,15 @@ class World:
 def world(server, monkeypatch, tmp_path):
     server.put({"apiVersion": "v1", "kind": "Pod", **CHILD, "spec": {}, "status": {"phase": "Pending"}})
     return lambda **process: World(server, monkeypatch, tmp_path, **process)
+
+
+async def test_podgroups_are_those_of_the_scheduler_of_gangs_that_it_is_told(server, world):
+    found: Any = world()
+    found.operator = replace(found.operator, gang_scheduler="volcano")
+    found.leader = found.leader_with(found.operator)
+    async with found.leads():
+        asked = {path.partition("?")[0] for _, path in server.requests if "/podgroups" in path}
+    assert asked == {"/apis/scheduling.volcano.sh/v1beta1/podgroups"}
 
 
 async def test_each_part_gets_its_settings_and_what_it_shares_with_others(world):
