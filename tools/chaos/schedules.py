@@ -57,7 +57,7 @@ class Blow:
     whom: str
     """A role, agent or driver."""
     which: float
-    """Which of those that live, as a share of their sorted names: 0 is the first."""
+    """Which of those that live, as a share of their sorted names: 0 is the first, 1 the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,10 @@ class Watch:
         waited = now - max(self.committed_at, self.last_strike)
         if not self.last_strike or waited <= NAMED_S or now < self._looked_at + 1.0:
             return
-        self._looked_at = now
-        for text in (text for job in self.run.objects("rljob") for text in told(job)):
+        self._looked_at, jobs = now, self.run.objects("rljob")
+        if any(has_ended(job) for job in jobs):  # rljob ends the pods, a frozen one by force
+            return
+        for text in (text for job in jobs for text in told(job)):
             if text not in self.said:
                 self.said.append(text)
             self._is_named = self._is_named or any(name in text for name in self.struck)
@@ -132,6 +134,11 @@ class Watch:
     def _came_on(self, now: float) -> None:
         if self.last_strike:
             self.went_on_s = max(self.went_on_s, now - max(self.committed_at, self.last_strike))
+
+
+def has_ended(job: Mapping[str, Any]) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def told(job: Mapping[str, Any]) -> list[str]:
@@ -204,7 +211,7 @@ def _strike(watch: Watch, strike: Strike) -> list[tuple[Blow, Part]]:
         of = [part for part in watch.run.of(blow.whom) if part.name not in taken]
         if not of:
             continue  # it is on its way back
-        part = of[int(blow.which * len(of))]
+        part = of[min(int(blow.which * len(of)), len(of) - 1)]
         send(part.process, SIGNALS[blow.how])
         struck.append((blow, part))
     if struck:

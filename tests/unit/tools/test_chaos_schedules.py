@@ -144,7 +144,7 @@ class Still:
     """A job that is looked at."""
 
     def __init__(self, kind):
-        self.steps, self.message, self.kind = 0, "", kind
+        self.steps, self.message, self.kind, self.more = 0, "", kind, []
 
     def lines(self, name):
         return [{"step": n + 1} for n in range(self.steps)]
@@ -158,7 +158,7 @@ class Still:
             },
             {"type": "Valid", "status": "True", "message": "rollout/1 is fine"},
         ]
-        return [{"status": {"conditions": conditions}}]
+        return [{"status": {"conditions": [*conditions, *self.more]}}]
 
 
 @pytest.mark.parametrize("kind", ["Degraded", "Running"])
@@ -193,6 +193,18 @@ def test_a_wait_begins_with_the_last_strike_and_who_is_struck_has_ten_seconds_un
     assert watch.went_on_s == 30.0
 
 
+@pytest.mark.parametrize(("ended", "unnamed_s"), [(None, 20.0), ("Complete", 0.0), ("Failed", 0.0)])
+def test_what_follows_the_jobs_end_is_no_wait_of_its_steps(monkeypatch, ended, unnamed_s):
+    clock, job = Clock(monkeypatch), Still("Degraded")
+    watch = Watch(cast("RunningJob", job))
+    watch.last_strike = watch.committed_at = clock.now
+    watch.struck = ["p1-0"]
+    job.more = [{"type": ended, "status": "True", "message": ""}] if ended else []
+    clock.now += 30
+    watch.look()
+    assert watch.unnamed_s == unnamed_s
+
+
 def test_a_strike_names_a_worker_by_its_name_and_an_agent_by_its_pod():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         signals = list[int]()
@@ -212,6 +224,8 @@ def test_a_strike_names_a_worker_by_its_name_and_an_agent_by_its_pod():
         assert (
             schedules._strike(watch, Strike(blows=(Blow(how="kill", whom="env", which=0.5),), at=0, after_s=1.0)) == []
         )
+        last = Strike(blows=(Blow(how="kill", whom="rollout", which=1.0),), at=0, after_s=1.0)
+        assert [part.name for _, part in schedules._strike(watch, last)] == ["rollout/1"], "rounded up"
         child.communicate(b"\n")
 
 
