@@ -93,16 +93,6 @@ def priority_of(templates: Sequence[Manifest]) -> str:
     return next((name for one in templates if (name := one["spec"].get("priorityClassName", ""))), "")
 
 
-def with_membership(pod: Manifest, said: Manifest) -> Manifest:
-    """The pod with what it says of its group, and all else that it had."""
-    return {
-        key: with_membership(pod.get(key) or {}, said[key])
-        if isinstance(said.get(key), dict)
-        else said.get(key, pod.get(key))
-        for key in {**pod, **said}
-    }
-
-
 def _nested(path: Path, value: object) -> Manifest:
     *parents, last = path
     return reduce(lambda inside, key: {key: inside}, reversed(parents), {last: value})

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_operator.gangs import SCHEDULERS, with_membership
+from rlinf_api import templates
+from rlinf_operator.gangs import SCHEDULERS
 from tests.cluster import pods, worker_image
 from tests.cluster.control_plane import (
     ControlPlane,
@@ -157,7 +158,7 @@ def both_wait_for_a_place_and_hold_none(plane: ControlPlane, namespace: str, cla
 
 def names_its_group(pod: Manifest, scheduler: str) -> bool:
     group = f"rljob-{pod['metadata']['labels']['rlinf.io/job']}"
-    return with_membership(pod, SCHEDULERS[scheduler].membership(group)) == pod
+    return templates.overlay(pod, SCHEDULERS[scheduler].membership(group)) == pod
 
 
 def a_pod_that_is_replaced_finds_its_place_alone(
@@ -177,7 +178,9 @@ def a_pod_that_is_replaced_finds_its_place_alone(
 
     plane.until(namespace, name, lambda _: replaced(), what="another pod in its place, with a node", timeout_s=LIMIT_S)
     workers = pods_of(plane, namespace, "worker")
-    assert len({pod["spec"]["schedulerName"] for pod in workers}) == 1
+    assert {pod["spec"]["schedulerName"] for pod in workers} == {
+        SCHEDULERS[scheduler].pod_scheduler or "default-scheduler"
+    }
     named = {pod["metadata"]["labels"]["rlinf.io/attempt"]: names_its_group(pod, scheduler) for pod in workers}
     assert named == {"1": True, "2": False}
     plane.until(

@@ -101,6 +101,11 @@ def test_settings_that_the_chart_sets_itself_are_no_values():
     assert all(node["description"].startswith("Default ") for node in settings.values())
 
 
+def test_the_chart_knows_the_schedulers_of_gangs_that_the_operator_knows():
+    named = SCHEMA["properties"]["gangScheduler"]["properties"]["name"]["enum"]
+    assert tuple(named) == process.GANG_SCHEDULERS
+
+
 @pytest.mark.parametrize("name", sorted(gen_crds.documents()))
 def test_a_crd_of_the_chart_differs_from_the_one_for_kubectl_by_its_metadata_only(name):
     text = (gen_chart_crds.TEMPLATES / "crds" / name).read_text(encoding="utf-8")

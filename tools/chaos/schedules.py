@@ -31,6 +31,7 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from rlinf_api import conditions
 from tools.chaos import shapes
 from tools.chaos.shapes import Shape
 from tools.running_job import ROOT, Part, RunningJob, send, surviving
@@ -122,7 +123,8 @@ class Watch:
         if not self.last_strike or waited <= NAMED_S or now < self._looked_at + 1.0:
             return
         self._looked_at, jobs = now, self.run.objects("rljob")
-        if any(has_ended(job) for job in jobs):  # rljob ends the pods, a frozen one by force
+        ends = (conditions.written(job, kind) for job in jobs for kind in ("Complete", "Failed"))
+        if any(end.get("status") == "True" for end in ends):  # rljob ends the pods, a frozen one by force
             return
         for text in (text for job in jobs for text in told(job)):
             if text not in self.said:
@@ -134,11 +136,6 @@ class Watch:
     def _came_on(self, now: float) -> None:
         if self.last_strike:
             self.went_on_s = max(self.went_on_s, now - max(self.committed_at, self.last_strike))
-
-
-def has_ended(job: Mapping[str, Any]) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def told(job: Mapping[str, Any]) -> list[str]:

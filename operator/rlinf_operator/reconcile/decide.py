@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rlinf_api import conditions, names, times, unknown
+from rlinf_api import conditions, names, templates, times, unknown
 from rlinf_api.conditions import JobCondition, Reason, Status
 from rlinf_api.edits import goal_of
 from rlinf_api.job import FailureAction, PlacementMode, PoolStatus, RLJobSpec, SuspendedBy
 from rlinf_api.report import DriverReport, DriverState
-from rlinf_operator import gangs
 from rlinf_operator.manifests import asking, certificates, config, disruption, metadata, network, pods
 from rlinf_operator.manifests.asking import OrderKind, QueueOrder
 from rlinf_operator.manifests.metadata import Manifest, Target
@@ -406,7 +405,7 @@ def _render(
         made = replace(made, manifest=asking.placed(made.manifest, share))
     # Later pods are placed one by one: a group of which some members are gone would wait for these for ever.
     if gate.gang is not None and wanted.fresh and len(wanted.inputs) >= gate.gang.size:
-        made = replace(made, manifest=gangs.with_membership(made.manifest, gate.gang.membership))
+        made = replace(made, manifest=templates.overlay(made.manifest, gate.gang.membership))
     return made
 
 

@@ -102,8 +102,7 @@ def world(server, monkeypatch, tmp_path):
 
 async def test_podgroups_are_those_of_the_scheduler_of_gangs_that_it_is_told(server, world):
     found: Any = world()
-    found.operator = replace(found.operator, gang_scheduler="volcano")
-    found.leader = found.leader_with(found.operator)
+    found.leader = found.leader_with(replace(found.operator, gang_scheduler="volcano"))
     async with found.leads():
         asked = {path.partition("?")[0] for _, path in server.requests if "/podgroups" in path}
     assert asked == {"/apis/scheduling.volcano.sh/v1beta1/podgroups"}

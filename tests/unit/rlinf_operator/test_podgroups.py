@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlinf_api import names
+from rlinf_api import names, templates
 from rlinf_api.errors import RLinfError
 from rlinf_operator.clients.cache import CachedStore
 from rlinf_operator.clients.kube import KubeApi
 from rlinf_operator.clients.kueue import Kueue
 from rlinf_operator.clients.podgroups import PodGroups, place_of
 from rlinf_operator.clients.queues import Providers
-from rlinf_operator.gangs import SCHEDULERS, with_membership
+from rlinf_operator.gangs import SCHEDULERS
 from rlinf_operator.manifests.asking import (
     PODGROUPS,
     OrderKind,
@@ -135,12 +135,12 @@ async def test_a_volcano_queue_is_named_by_a_label_and_a_group_has_its_pods_prio
 def test_a_pod_keeps_what_it_has_when_it_names_its_group():
     pod = {"metadata": {"name": "p", "labels": {"a": "1"}}, "spec": {"hostname": "h"}}
     said = SCHEDULERS["coscheduling"].membership("g")
-    assert with_membership(pod, said) == {
+    assert templates.overlay(pod, said) == {
         "metadata": {"name": "p", "labels": {"a": "1", "scheduling.x-k8s.io/pod-group": "g"}},
         "spec": {"hostname": "h"},
     }
     said = SCHEDULERS["volcano"].membership("g")
-    found = with_membership({"metadata": {"annotations": None}, "spec": {}}, said)
+    found = templates.overlay({"metadata": {"annotations": None}, "spec": {}}, said)
     assert found == {"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}, "spec": {}}
 
 

@@ -227,9 +227,17 @@ async def test_probes_name_what_is_late_and_live_twice_as_long():
 
 
 def test_without_glibc_memory_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    looked_for = []
+
+    class Musl:
+        def __getattr__(self, name):
+            looked_for.append(name)
+            raise AttributeError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Musl())
     process.share_one_heap()
     process.give_memory_back()
+    assert set(looked_for) == {"mallopt", "malloc_trim"}, "and nobody minds that they are not there"
 
 
 def test_with_glibc_all_threads_share_one_heap_and_free_room_goes_back(monkeypatch):
